@@ -1,0 +1,45 @@
+"""Money is decimal from text to table: made from text, multiplied exactly, rounded once, at the invoice."""
+
+from collections.abc import Mapping
+from decimal import ROUND_HALF_UP, Context, Decimal, DecimalException, Inexact, InvalidOperation
+from typing import Final
+
+EXACT: Final = Context(prec=100, traps=[Inexact, InvalidOperation])
+"""Arithmetic that would lose a digit raises instead."""
+
+# ISO 4217 minor units where they are not 2. Source: ISO 4217 list one, checked 2026-11-29.
+_EXPONENTS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(
+        ("BIF", "CLP", "DJF", "GNF", "ISK", "JPY", "KMF", "KRW", "PYG", "RWF", "UGX", "UYI", "VND", "VUV", "XAF", "XOF", "XPF"), 0
+    ),
+    **dict.fromkeys(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"), 3),
+    **dict.fromkeys(("CLF", "UYW"), 4),
+}
+
+
+def currency_exponent(currency: str) -> int:
+    """Return how many decimal places an invoice in a currency has."""
+    return _EXPONENTS.get(currency, 2)
+
+
+def parse_amount(text: str) -> Decimal:
+    """Return a decimal from its text; raise ValueError for what is not a finite number."""
+    try:
+        amount = Decimal(text)
+    except DecimalException:
+        raise ValueError(f"{text!r} is not a decimal number") from None
+    if not amount.is_finite():
+        raise ValueError(f"{text!r} is not a finite number")
+    return amount
+
+
+def amount_text(amount: Decimal) -> str:
+    """Return a decimal as Postgres prints a numeric: plain digits, its own scale, no exponent, no minus zero."""
+    if not amount:
+        amount = abs(amount)
+    return f"{amount:f}"
+
+
+def round_for_invoice(amount: Decimal, currency: str) -> Decimal:
+    """Round half up (away from zero) at the currency's ISO 4217 exponent; invoices round, nothing before them does."""
+    return amount.quantize(Decimal(1).scaleb(-currency_exponent(currency)), rounding=ROUND_HALF_UP)

@@ -1,0 +1,72 @@
+"""Instants as whole microseconds since 1970 UTC: exact, quick to compare, and cut rather than rounded."""
+
+import re
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_RFC3339: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,12}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII
+)
+_QUARTER_HOUR: Final = 15 * 60 * 1_000_000
+
+
+def micros(at: datetime) -> int:
+    """Return an aware datetime as microseconds since 1970 UTC, exactly."""
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def from_micros(instant: int) -> datetime:
+    """Return an instant as an aware datetime in UTC."""
+    return _EPOCH + timedelta(microseconds=instant)
+
+
+def parse_rfc3339(text: str) -> int:
+    """Return the instant of an RFC 3339 text, cut to microseconds; raise ValueError for anything else.
+
+    A fraction of nanoseconds is cut, since rounding would move the last instant of a month into the next one.
+    """
+    match = _RFC3339.fullmatch(text)
+    if match is None:
+        raise ValueError("is not an RFC 3339 time with an offset")
+    day, clock, fraction, offset = match.groups()
+    whole = datetime.fromisoformat(f"{day}T{clock}{'+00:00' if offset in 'Zz' else offset}")
+    return micros(whole) + (int(fraction[:6].ljust(6, "0")) if fraction else 0)
+
+
+def postgres_text(instant: int) -> str:
+    """Return an instant as Postgres prints it in UTC: 2026-01-15 10:00:00.25+00, trailing zeros cut."""
+    seconds, fraction = divmod(instant, 1_000_000)
+    text = _second_text(seconds)
+    if fraction:
+        return f"{text}.{f'{fraction:06d}'.rstrip('0')}+00"
+    return text + "+00"
+
+
+@lru_cache(maxsize=65_536)
+def _second_text(seconds: int) -> str:
+    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def local_date_at(zone: str, instant: int) -> date:
+    """Return the day of an instant in a zone. Every zone's offset since 2020 is a multiple of a quarter hour."""
+    return _local_date_of_quarter(zone, instant // _QUARTER_HOUR)
+
+
+@lru_cache(maxsize=65_536)
+def _local_date_of_quarter(zone: str, quarter: int) -> date:
+    return from_micros(quarter * _QUARTER_HOUR).astimezone(_zone(zone)).date()
+
+
+@lru_cache(maxsize=1024)
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
+def local_midnight(zone: str, day: date) -> int:
+    """Return the first instant of a local day as microseconds: the gap of a clock change is skipped, the first of two taken."""
+    naive = datetime(day.year, day.month, day.day)  # noqa: DTZ001  the zone is added in the next line
+    return micros(naive.replace(tzinfo=_zone(zone), fold=0).astimezone(UTC))
