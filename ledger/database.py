@@ -1,0 +1,65 @@
+"""Connections, the calendar lock, and what a SQLSTATE means for a batch."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal
+
+import psycopg
+from psycopg.rows import TupleRow
+
+Connection = psycopg.AsyncConnection[TupleRow]
+
+CALENDAR_LOCK: Final = 7_411_001
+"""One advisory lock: `post` holds it shared; whoever changes periods, parties, prices or budgets holds it alone."""
+
+Versioned = Literal["calendar", "parties", "prices", "budgets"]
+
+
+async def connect(url: str, **options: Any) -> Connection:
+    """Open a connection in autocommit mode whose session speaks UTC, so that times read back as they were written."""
+    return await psycopg.AsyncConnection.connect(
+        url, autocommit=True, options="-c timezone=UTC -c datestyle=ISO -c intervalstyle=iso_8601", **options
+    )
+
+
+@asynccontextmanager
+async def change(connection: Connection, *what: Versioned) -> AsyncIterator[None]:
+    """Run a transaction that no `post` overlaps, and raise the versions so that batches made before are made again."""
+    async with connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock(%s)", [CALENDAR_LOCK])
+        for name in what:
+            # The name is one of four literals, never a person's text.
+            await connection.execute(f"update ledger.versions set {name} = {name} + 1")
+        yield
+
+
+async def record_act(
+    connection: Connection, actor: str, act: str, detail: dict[str, Any], reason: str | None = None
+) -> None:
+    """Write down who changed what by command, in the transaction that changes it."""
+    await connection.execute(
+        "insert into ledger.acts (actor, act, detail, reason) values (%s, %s, %s, %s)",
+        [actor, act, psycopg.types.json.Jsonb(detail), reason],
+    )
+
+
+Remedy = Literal["retry", "bisect", "stop"]
+
+# Classes of SQLSTATE. Source: PostgreSQL 18 manual, appendix A.
+_RETRY: Final = ("08", "40", "53", "57P", "55P03", "25P03", "23505", "58")
+_BISECT: Final = ("22", "23")
+
+
+def remedy_for(error: psycopg.Error) -> Remedy:
+    """Return what to do with a batch that the database refused.
+
+    retry: the state outside is at fault (connection, deadlock, resources, a key that another writer took first).
+    bisect: one row is at fault (a value or a constraint); it is found and set aside.
+    stop: anything else; a person must look, and nothing is skipped.
+    """
+    state = error.sqlstate
+    if state is None:
+        return "retry" if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else "stop"
+    if state.startswith(_RETRY):
+        return "retry"
+    return "bisect" if state.startswith(_BISECT) else "stop"

@@ -1,0 +1,49 @@
+"""What can go wrong in the ledger.
+
+LedgerError
+├── Fenced                  another writer has claimed the feed
+├── PositionLost            messages between two positions are gone
+├── StaleBooks              parties, prices, periods or budgets changed since the batch was made
+├── ActRefused              a command asks for what the rules forbid
+│   └── Unknown             a command names what is not there
+└── ChainBroken             verify found rows that differ from what was posted
+"""
+
+
+class LedgerError(Exception):
+    """The ledger refuses."""
+
+
+class Fenced(LedgerError):
+    """Another writer has claimed the feed."""
+
+    def __init__(self, feed: str, ours: int, theirs: int) -> None:
+        self.feed, self.ours, self.theirs = feed, ours, theirs
+        super().__init__(f"feed {feed} was claimed by another writer: our epoch is {ours}, the feed's is {theirs}")
+
+
+class PositionLost(LedgerError):
+    """Messages between two positions are gone from the log before they were posted."""
+
+    def __init__(self, feed: str, expected: int, first: int) -> None:
+        self.feed, self.expected, self.first = feed, expected, first
+        super().__init__(
+            f"feed {feed} expects position {expected}, but the log now starts at {first}: positions {expected} to {first - 1} "
+            f"are lost; `tallystick feeds start-here` accepts the loss, by name and reason"
+        )
+
+
+class StaleBooks(LedgerError):
+    """Parties, prices, periods or budgets changed since the batch was made; make it again."""
+
+
+class ActRefused(LedgerError):
+    """A command asks for what the rules forbid; the message says which rule."""
+
+
+class Unknown(ActRefused):
+    """A command names what is not there."""
+
+    def __init__(self, what: str, name: str) -> None:
+        self.what, self.name = what, name
+        super().__init__(f"there is no {what} {name!r}")
