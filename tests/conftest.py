@@ -1,1 +1,77 @@
-"""Fixtures that more than one room needs; see tests/support for what stands behind them."""
+"""Servers for the tests: one of each per run, started when the first test asks for it."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tallystick.embedded import EmbeddedBroker, EmbeddedPostgres
+from tests.support import databases
+from tests.support import kafka4 as kafka4_support
+
+CHECKOUT = Path(__file__).parent.parent
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "kafka4" in getattr(item, "fixturenames", ()):
+            item.add_marker("kafka")
+
+
+def postgres_binaries() -> Path | None:
+    """Where `TALLYSTICK_TEST_POSTGRES=15` points: Debian's binaries of that version; unset, the embedded ones."""
+    version = os.environ.get("TALLYSTICK_TEST_POSTGRES")
+    return Path(f"/usr/lib/postgresql/{version}/bin") if version else None
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    """A Postgres that does not wait for the disk."""
+    home = tmp_path_factory.mktemp("postgres")
+    with EmbeddedPostgres(home, binaries=postgres_binaries(), parameters=databases.QUICK) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server: EmbeddedPostgres) -> str:
+    """The name of the database that every `database` is copied from."""
+    return databases.make_template(postgres_server.address)
+
+
+@pytest.fixture
+def database(postgres_server: EmbeddedPostgres, migrated_template: str) -> Iterator[databases.Database]:
+    """A migrated, empty database for this test alone."""
+    with databases.scratch_database(postgres_server.address, f"test_{next(_numbers)}", migrated_template) as made:
+        yield made
+
+
+@pytest.fixture
+def empty_database(postgres_server: EmbeddedPostgres) -> Iterator[databases.Database]:
+    """A database without any of our tables, for this test alone."""
+    with databases.scratch_database(postgres_server.address, f"test_{next(_numbers)}", "template0") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def embedded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """The embedded broker; topics are made by the test, under names of its own."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("broker")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka4_support.Kafka4]:
+    """A real Apache Kafka 4, with the embedded broker's interface; whoever asks for it gets the marker `kafka`."""
+    missing = kafka4_support.missing_tool()
+    if missing:
+        pytest.skip(f"Apache Kafka 4 needs Java 17 and Maven: {missing}")
+    jars = kafka4_support.fetch_jars(CHECKOUT / ".tallystick" / "kafka4-jars")
+    broker = kafka4_support.Kafka4(tmp_path_factory.mktemp("kafka4"), jars)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
