@@ -1,7 +1,6 @@
 """Servers for the tests: one of each per run, started when the first test asks for it."""
 
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,17 +20,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("kafka")
 
 
-def postgres_binaries() -> Path | None:
-    """Where `TALLYSTICK_TEST_POSTGRES=15` points: Debian's binaries of that version; unset, the embedded ones."""
-    version = os.environ.get("TALLYSTICK_TEST_POSTGRES")
-    return Path(f"/usr/lib/postgresql/{version}/bin") if version else None
-
-
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """A Postgres that does not wait for the disk."""
     home = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(home, binaries=postgres_binaries(), parameters=databases.QUICK) as server:
+    with EmbeddedPostgres(home, binaries=databases.postgres_binaries(), parameters=databases.QUICK) as server:
         yield server
 
 

@@ -1,8 +1,10 @@
 """Gives each test a database of its own, copied from one that was migrated once."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 
@@ -11,6 +13,12 @@ from tallystick.embedded import PostgresAddress
 TEMPLATE = "migrated_template"
 # A test database may be lost with its machine, so nothing waits for the disk.
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "200"}
+
+
+def postgres_binaries() -> Path | None:
+    """Where `TALLYSTICK_TEST_POSTGRES=15` points: Debian's binaries of that version; unset, the embedded ones."""
+    version = os.environ.get("TALLYSTICK_TEST_POSTGRES")
+    return Path(f"/usr/lib/postgresql/{version}/bin") if version else None
 
 
 def migrate(url: str) -> None:

@@ -1,11 +1,15 @@
 """Runs a real Apache Kafka 4 in KRaft mode on loopback, for the tests that must not rest on the embedded broker alone."""
 
 import base64
+import fcntl
 import shutil
 import signal
 import subprocess
 import uuid
 from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from tallystick.embedded import accepts, create_topic, free_port
 from tallystick.processes import Child
@@ -43,6 +47,8 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 controlled.shutdown.enable=false
+broker.heartbeat.interval.ms=500
+broker.session.timeout.ms=3000
 """
 
 
@@ -54,14 +60,16 @@ def missing_tool() -> str | None:
 def fetch_jars(cache: Path) -> Path:
     """Have Maven copy the jars into the cache, unless those of this very pom are there."""
     stamp = cache / "pom.xml"
-    if stamp.exists() and stamp.read_text() == POM.read_text():
-        return cache
-    shutil.rmtree(cache, ignore_errors=True)
-    cache.mkdir(parents=True)
-    command = ["mvn", "-q", "-B", "-f", POM, "dependency:copy-dependencies", "-DincludeScope=runtime"]
-    done = subprocess.run([*command, f"-DoutputDirectory={cache}"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"Maven could not fetch Kafka's jars:\n{done.stdout}{done.stderr}"
-    shutil.copy(POM, stamp)
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with cache.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.read_text() == POM.read_text():
+            return cache
+        shutil.rmtree(cache, ignore_errors=True)
+        command = ["mvn", "-q", "-B", "-f", POM, "dependency:copy-dependencies", "-DincludeScope=runtime"]
+        done = subprocess.run([*command, f"-DoutputDirectory={cache}"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"Maven could not fetch Kafka's jars:\n{done.stdout}{done.stderr}"
+        shutil.copy(POM, stamp)
     return cache
 
 
@@ -95,7 +103,18 @@ class Kafka4:
 
     def start(self) -> None:
         self._child = Child("Kafka", [*self._java(), "kafka.Kafka", self.properties], self.folder / "kafka.log")
-        self._child.wait_until(lambda: accepts(self.bootstrap), 60)
+        self._child.wait_until(self._leads, 60)
+
+    def _leads(self) -> bool:
+        """Tell whether the broker is in the cluster and leads each partition, as it does some time after it answers."""
+        if not accepts(self.bootstrap):
+            return False
+        try:
+            found = AdminClient({"bootstrap.servers": self.bootstrap}).list_topics(timeout=5)
+        except KafkaException:
+            return False
+        partitions = [partition for topic in found.topics.values() for partition in topic.partitions.values()]
+        return bool(found.brokers) and all(partition.leader >= 0 for partition in partitions)
 
     def stop(self) -> None:
         if self._child is not None:
