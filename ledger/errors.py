@@ -5,7 +5,8 @@ LedgerError
 ├── PositionLost            messages between two positions are gone
 ├── StaleBooks              parties, prices, periods or budgets changed since the batch was made
 ├── ActRefused              a command asks for what the rules forbid
-│   └── Unknown             a command names what is not there
+│   ├── Unknown             a command names what is not there
+│   └── CardRefused         a card breaks a rule of the price book
 └── ChainBroken             verify found rows that differ from what was posted
 """
 
@@ -47,3 +48,11 @@ class Unknown(ActRefused):
     def __init__(self, what: str, name: str) -> None:
         self.what, self.name = what, name
         super().__init__(f"there is no {what} {name!r}")
+
+
+class CardRefused(ActRefused):
+    """A card breaks a rule of the price book; nothing of its load is kept."""
+
+    def __init__(self, card: str, field: str, rule: str) -> None:
+        self.card, self.field, self.rule = card, field, rule
+        super().__init__(f"card {card}: {field} {rule}")
