@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 import psycopg
 from psycopg.rows import TupleRow
+from psycopg.types.json import Jsonb
 
 Connection = psycopg.AsyncConnection[TupleRow]
 
@@ -39,7 +40,7 @@ async def record_act(
     """Write down who changed what by command, in the transaction that changes it."""
     await connection.execute(
         "insert into ledger.acts (actor, act, detail, reason) values (%s, %s, %s, %s)",
-        [actor, act, psycopg.types.json.Jsonb(detail), reason],
+        [actor, act, Jsonb(detail), reason],
     )
 
 

@@ -1,6 +1,6 @@
 """The tables of the schema `ledger`. What they promise stands in README.md; functions and triggers in sql/."""
 
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB, TIMESTAMP, UUID
@@ -191,14 +191,23 @@ cards = sa.Table(
     sa.Column("provider_account", sa.Text),
     sa.Column("deployment", sa.Text),
     sa.Column("model", sa.Text, comment="Canonical id; null only in the charge book, for a markup over cost."),
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), comment="Charge book: null is the plan."),
+    sa.Column(
+        "tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), comment="Charge book: null is the plan."
+    ),
     sa.Column("currency", sa.CHAR(3), nullable=False),
     sa.Column("effective_at", Instant, nullable=False, comment="In force from here until the next card."),
     sa.Column("recorded_at", Instant, nullable=False, server_default=now(), comment="Known since."),
     sa.Column("is_withdrawal", sa.Boolean, nullable=False, server_default=sa.false(), comment="Ends the one before."),
-    sa.Column("body", JSONB, nullable=False, comment="Rates, bands, variants, hours and rules, as ledger.price_book reads them."),
+    sa.Column(
+        "body",
+        JSONB,
+        nullable=False,
+        comment="Rates, bands, variants, hours and rules, as ledger.price_book reads them.",
+    ),
     sa.Column("source_address", sa.Text, nullable=False),
-    sa.Column("checked_on", sa.Date, nullable=False, comment="When a person or an import last held it against its source."),
+    sa.Column(
+        "checked_on", sa.Date, nullable=False, comment="When a person or an import last held it against its source."
+    ),
     one_of("book", "cost", "charge"),
     # Serves the load of the book, in the order in which cards replace each other.
     sa.Index("ix_cards_lookup", "book", "provider", "model", "effective_at"),
@@ -229,7 +238,10 @@ rates = sa.Table(
     sa.Column("per", sa.BigInteger, nullable=False, comment="A power of ten, so that amounts are exact."),
     sa.Column("priced_as", sa.Text, comment="The meter whose rate this is, where the card had none for this one."),
     sa.CheckConstraint("price >= 0", name="price_is_not_negative"),
-    sa.CheckConstraint("per in (1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000)", name="per_is_a_power_of_ten"),
+    sa.CheckConstraint(
+        "per in (1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000)",
+        name="per_is_a_power_of_ten",
+    ),
     comment="One row per rate set and meter.",
 )
 
@@ -240,14 +252,34 @@ feeds = sa.Table(
     metadata,
     sa.Column("feed_id", sa.Integer, sa.Identity(), primary_key=True),
     sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("name", sa.Text, nullable=False, unique=True, comment="kafka:cluster:topic id:partition, api:replica, load:id, commands."),
-    sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0", comment="Raised by each claim; a writer with an older one is fenced."),
-    sa.Column("next_position", sa.BigInteger, nullable=False, server_default="0", comment="What is read next; moves in the transaction that posts."),
+    sa.Column(
+        "name",
+        sa.Text,
+        nullable=False,
+        unique=True,
+        comment="kafka:cluster:topic id:partition, api:replica, load:id, commands.",
+    ),
+    sa.Column(
+        "epoch",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="Raised by each claim; a writer with an older one is fenced.",
+    ),
+    sa.Column(
+        "next_position",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="What is read next; moves in the transaction that posts.",
+    ),
     sa.Column("last_number", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("last_hash", BYTEA, nullable=False, server_default=sa.text("'\\x'::bytea")),
     sa.Column("starts_here", sa.BigInteger, comment="A person's word that nothing before this position is wanted."),
     sa.Column("posted_until", Instant, comment="Append time up to which the feed is posted."),
-    sa.Column("start_position", sa.BigInteger, comment="Where the worker last started, and how often without progress."),
+    sa.Column(
+        "start_position", sa.BigInteger, comment="Where the worker last started, and how often without progress."
+    ),
     sa.Column("start_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("suspect_position", sa.BigInteger, comment="The message in hand when going one at a time."),
     sa.Column("suspect_count", sa.Integer, nullable=False, server_default="0"),
@@ -259,7 +291,9 @@ feeds = sa.Table(
 batches = sa.Table(
     "batches",
     metadata,
-    sa.Column("batch_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="entry_id = batch_id x 65,536 + ordinal."),
+    sa.Column(
+        "batch_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="entry_id = batch_id x 65,536 + ordinal."
+    ),
     sa.Column("feed_id", sa.Integer, sa.ForeignKey("ledger.feeds.feed_id"), nullable=False),
     sa.Column("number", sa.BigInteger, nullable=False, comment="Gapless and in commit order inside the feed."),
     sa.Column("first_position", sa.BigInteger),
@@ -306,10 +340,17 @@ requests = sa.Table(
     metadata,
     sa.Column("key", Id, primary_key=True),
     sa.Column("rank", ARRAY(sa.Integer), nullable=False, comment="Rank of the best statement so far."),
-    sa.Column("posting_period", sa.Date, nullable=False, comment="Where its first rows are: entry_id and the entry_count - 1 after it."),
+    sa.Column(
+        "posting_period",
+        sa.Date,
+        nullable=False,
+        comment="Where its first rows are: entry_id and the entry_count - 1 after it.",
+    ),
     sa.Column("entry_id", sa.BigInteger, nullable=False),
     sa.Column("entry_count", sa.Integer, nullable=False),
-    sa.Column("occurred_at", Instant, nullable=False, comment="Of the first entry: it dates the price and the windows."),
+    sa.Column(
+        "occurred_at", Instant, nullable=False, comment="Of the first entry: it dates the price and the windows."
+    ),
     sa.Column("best_event_key", Id, nullable=False),
     comment="A projection that the writer updates and `tallystick verify` rebuilds.",
     postgresql_with={"fillfactor": "85"},
@@ -318,7 +359,7 @@ requests = sa.Table(
 # --- Entries ---------------------------------------------------------------------------------------------------------
 
 # Listed in the order of the COPY lines, which the chain's digests cover.
-ENTRY_COLUMNS: Final = (
+ENTRY_COLUMNS: Final[tuple[sa.Column[Any], ...]] = (
     sa.Column("entry_id", sa.BigInteger, nullable=False),
     sa.Column("posting_period", sa.Date, nullable=False, comment="The month that it is billed in."),
     sa.Column("batch_id", sa.BigInteger, nullable=False),
@@ -331,7 +372,9 @@ ENTRY_COLUMNS: Final = (
     sa.Column("recorded_at", Instant, nullable=False, comment="When the row was written, by the database's clock."),
     sa.Column("local_date", sa.Date, nullable=False, comment="Of occurred_at, in the tenant's zone."),
     *(
-        sa.Column(name, sa.Text, nullable=name not in {"tenant_id", "sent_tenant_id", "source", "language", "status", "basis"})
+        sa.Column(
+            name, sa.Text, nullable=name not in {"tenant_id", "sent_tenant_id", "source", "language", "status", "basis"}
+        )
         for name in DIMENSIONS
     ),
     sa.Column("subject_id", Id),
@@ -344,7 +387,9 @@ ENTRY_COLUMNS: Final = (
     sa.Column("request_count", sa.SmallInteger, nullable=False, comment="1, 0 or -1: sums to the number of requests."),
     *(sa.Column(name, sa.BigInteger) for name in COLUMN_METERS),
     sa.Column("input_tokens", sa.BigInteger, comment="All input token meters, rare ones included; not a meter itself."),
-    sa.Column("output_tokens", sa.BigInteger, comment="All output token meters, rare ones included; not a meter itself."),
+    sa.Column(
+        "output_tokens", sa.BigInteger, comment="All output token meters, rare ones included; not a meter itself."
+    ),
     sa.Column("avoided_tokens", sa.BigInteger, comment="Counts of a gateway's own cache hit: not used, not billed."),
     sa.Column("other_quantities", JSONB, comment="Rare meters: {meter: count}."),
     sa.Column("reported", JSONB, comment="Evidence: its own counts. Otherwise what the counts said besides."),
@@ -355,7 +400,9 @@ ENTRY_COLUMNS: Final = (
     sa.Column("charge_currency", sa.CHAR(3)),
     sa.Column("charge_rate_set_id", sa.BigInteger),
     sa.Column("usage_flags", ARRAY(sa.Text), nullable=False),
-    sa.Column("unpriced_meters", ARRAY(sa.Text), nullable=False, comment="Why an amount is null: book:meter, or book:model."),
+    sa.Column(
+        "unpriced_meters", ARRAY(sa.Text), nullable=False, comment="Why an amount is null: book:meter, or book:model."
+    ),
     sa.Column("max_output_tokens", sa.BigInteger),
     sa.Column("delivered_output_tokens", sa.BigInteger),
     sa.Column("provider_calls", sa.Integer),
@@ -378,11 +425,16 @@ entries = sa.Table(
     sa.CheckConstraint("request_count between -1 and 1", name="request_count_folds"),
     sa.CheckConstraint("(cost_amount is null) or (cost_currency is not null)", name="cost_has_a_currency"),
     sa.CheckConstraint("(charge_amount is null) or (charge_currency is not null)", name="charge_has_a_currency"),
-    sa.CheckConstraint("kind <> 'evidence' or (request_count = 0 and coalesce(charge_amount, 0) = 0 and coalesce(cost_amount, 0) = 0)", name="evidence_moves_nothing"),
+    sa.CheckConstraint(
+        "kind <> 'evidence' or (request_count = 0 and coalesce(charge_amount, 0) = 0 and coalesce(cost_amount, 0) = 0)",
+        name="evidence_moves_nothing",
+    ),
     # Serves "who spent what, since when" and the API's usage by tenant.
     sa.Index("ix_entries_tenant_id_occurred_at", "tenant_id", "occurred_at"),
     # Serves the fold of what stands for a request.
-    sa.Index("ix_entries_corrects_entry_id", "corrects_entry_id", postgresql_where=sa.text("corrects_entry_id is not null")),
+    sa.Index(
+        "ix_entries_corrects_entry_id", "corrects_entry_id", postgresql_where=sa.text("corrects_entry_id is not null")
+    ),
     comment="One row per accepted report and priced part: the facts. Rows are added, never changed.",
     postgresql_partition_by="list (posting_period)",
 )

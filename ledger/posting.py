@@ -1,0 +1,829 @@
+"""`post`: the only writer of the ledger. One batch, one transaction, one lock order, one COPY of entries at the end.
+
+Lock order: the feed's row, the calendar lock (shared), event keys by key, request keys by key, the batch; then the COPY of
+entries, whose triggers refuse closed periods and move budget windows by id.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from hashlib import sha256
+from typing import Any, Final, Literal
+
+import psycopg
+
+from ledger import chain, failpoints
+from ledger.books import Books, ensure_ids
+from ledger.database import CALENDAR_LOCK, Connection
+from ledger.entries import COLUMNS, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
+from ledger.errors import Fenced, LedgerError, StaleBooks
+from ledger.feeds import Claim
+from ledger.keys import digest_uuid
+from ledger.meters import COLUMN_METERS, Quantities, input_tokens, output_tokens
+from ledger.money import EXACT
+from ledger.parties import local_date
+from ledger.price_book import RateSet, Selectors, Unpriced
+from ledger.pricing import amount_of, unpriced_meters
+from ledger.statements import DIMENSIONS, DeadLetter, Item, Kind, Outcome, Part, Rank, Refused, Statement, Window
+from ledger.times import from_micros, micros, postgres_text
+from ledger.true_ups import fold, true_up
+
+CONTENT_HASH_VERSION: Final = 1
+ROWS_PER_BATCH: Final = 65_536
+"""entry_id = batch_id x 65,536 + ordinal."""
+
+_PROVIDER: Final = DIMENSIONS.index("provider")
+_ACCOUNT: Final = DIMENSIONS.index("provider_account")
+_DEPLOYMENT: Final = DIMENSIONS.index("deployment")
+_REPORTED_MODEL: Final = DIMENSIONS.index("reported_model")
+_MODEL: Final = DIMENSIONS.index("model")
+_TIER: Final = DIMENSIONS.index("service_tier")
+_REGION: Final = DIMENSIONS.index("region")
+
+_NO_OPEN_PERIOD: Final = Refused("no_open_period", "tenant_id: has no open period for this time")
+
+
+class CommitUnknown(LedgerError):
+    """The connection broke while committing; (feed, number, hash) tells whether the batch is there."""
+
+    def __init__(self, feed_id: int, number: int, batch_hash: bytes, posted: "Posted") -> None:
+        self.feed_id, self.number, self.hash, self.posted = feed_id, number, batch_hash, posted
+        super().__init__(f"the outcome of batch {number} of feed {feed_id} is unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one event."""
+
+    outcome: Outcome
+    reason: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A committed batch and what became of each of its events, in their order."""
+
+    batch_id: int
+    number: int
+    hash: bytes
+    results: list[Result]
+    entry_count: int
+
+
+@dataclass(slots=True)
+class Priced:
+    """A statement with its rows, made before the transaction: all that the ledger does not need to be asked for."""
+
+    statement: Statement
+    entries: list[Entry]
+    tails: list[str]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Items of one feed in order, with the span of positions that they were read from."""
+
+    items: Sequence[Priced | Window | DeadLetter]
+    body_of: Callable[[int], bytes]
+    """The bytes of the event behind an item, for dead letters."""
+    origin_of: Callable[[int], str]
+    """The credential or topic that brought an item."""
+    versions: tuple[int, int, int]
+    first_position: int | None = None
+    next_position: int | None = None
+    expected_position: int | None = None
+    """Where the writer believes the feed to be; None for feeds without positions of their own."""
+    posted_until: int | None = None
+    """Append time, in UTC microseconds, up to which the feed is posted with this batch."""
+
+
+# --- Before the transaction: price, and write the lines ---------------------------------------------------------------
+
+
+async def prepare(connection: Connection, books: Books, items: Sequence[Item]) -> list[Priced | Window | DeadLetter]:
+    """Price statements and write their lines, giving ids to rate sets and subjects that have none yet."""
+    missing = Missing()
+    ready = [_prepared(books, item, missing) for item in items]
+    if missing:
+        await ensure_ids(connection, books, missing.rate_sets, missing.subjects)
+        ready = [_prepared(books, item, missing) for item in items]
+    return ready
+
+
+@dataclass(slots=True)
+class Missing:
+    """Rate sets and subjects that a batch names and that have no id yet."""
+
+    rate_sets: dict[str, RateSet] = field(default_factory=dict)
+    subjects: dict[tuple[str, str], None] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.rate_sets or self.subjects)
+
+
+def _prepared(books: Books, item: Item, missing: Missing) -> Priced | Window | DeadLetter:
+    if not isinstance(item, Statement):
+        return item
+    kind: Kind = "usage" if item.claims_request else "evidence"
+    entries = price_statement(books, item, item.occurred_at, kind, missing)
+    return Priced(item, entries, [tail(entry) for entry in entries])
+
+
+def price_statement(books: Books, statement: Statement, at: int, kind: Kind, missing: Missing) -> list[Entry]:
+    """Return the rows of a statement at the prices of an instant.
+
+    Shape: one entry per part. The tenant is the one that pays at that instant; only the first row counts the request.
+    """
+    dimensions = statement.dimensions
+    tenant_id = dimensions[0] or ""
+    if at != statement.occurred_at:
+        payer = books.parties.tenant_at(dimensions[1] or "", at)
+        if payer is not None and payer.tenant_id != tenant_id:
+            tenant_id = payer.tenant_id
+            dimensions = (tenant_id, *dimensions[1:])
+    tenant = books.parties.tenants[tenant_id]
+    subject_id = None
+    if statement.subject_hash is not None:
+        subject_id = books.subject_ids.get((tenant_id, statement.subject_hash))
+        if subject_id is None:
+            missing.subjects[tenant_id, statement.subject_hash] = None
+    day = local_date(tenant, at)
+    currency = tenant.at(at).charge_currency
+    digest = digest_uuid(statement.raw_usage) if statement.raw_usage is not None else None
+    tags = jsonb_text(statement.tags) if statement.tags else None
+    entries = []
+    for number, part in enumerate(statement.parts):
+        if number:
+            dimensions = _with_model(dimensions, part)
+        cost, charge, unpriced = _amounts(books, tenant_id, currency, dimensions, part, at, missing)
+        entry = Entry(
+            statement=statement,
+            kind=kind,
+            entry_no=number,
+            occurred_at=at,
+            local_date=day,
+            dimensions=dimensions,
+            subject_id=subject_id,
+            request_count=0 if number else 1,
+            quantities=part.quantities,
+            cost=cost,
+            charge=charge,
+            flags=part.flags,
+            unpriced=unpriced,
+            avoided_tokens=part.avoided_tokens,
+            reported=part.notes,
+            tags=tags,
+            attempt=statement.attempt,
+            raw_digest=digest,
+        )
+        entries.append(entry if kind != "evidence" else as_evidence(entry))
+    return entries
+
+
+def _with_model(dimensions: tuple[str | None, ...], part: Part) -> tuple[str | None, ...]:
+    changed = list(dimensions)
+    changed[_MODEL], changed[_REPORTED_MODEL] = part.model, part.reported_model
+    return tuple(changed)
+
+
+def _amounts(
+    books: Books,
+    tenant_id: str,
+    currency: str,
+    dimensions: tuple[str | None, ...],
+    part: Part,
+    at: int,
+    missing: Missing,
+) -> tuple[Money, Money, tuple[str, ...]]:
+    """Return (cost, charge, why an amount is null)."""
+    quantities = part.quantities
+    if part.is_chargeable and (quantities is None or not part.is_priceable):
+        return UNPRICED, Money(None, currency, None), ("charge:usage", "cost:usage")
+    selectors = Selectors(
+        tenant_id=tenant_id,
+        currency=currency,
+        provider=dimensions[_PROVIDER] or "",
+        provider_account=dimensions[_ACCOUNT],
+        deployment=dimensions[_DEPLOYMENT],
+        model=part.model,
+        service_tier=dimensions[_TIER],
+        region=dimensions[_REGION],
+        occurred_at=at,
+        input_tokens=input_tokens(quantities) if quantities else 0,
+    )
+    cost, cost_unpriced = _amount(books, "cost", selectors, part, currency, missing)
+    charge, charge_unpriced = _amount(books, "charge", selectors, part, currency, missing)
+    return cost, charge, charge_unpriced + cost_unpriced
+
+
+_ZERO: Final = Decimal(0)
+_NO_USAGE: Final[Quantities] = {}
+
+
+def _amount(
+    books: Books, book: Literal["cost", "charge"], selectors: Selectors, part: Part, currency: str, missing: Missing
+) -> tuple[Money, tuple[str, ...]]:
+    rate_set = books.prices.rate_set(book, selectors)
+    # What a tenant owes is in its own currency, known even while the amount is not; a provider's is not.
+    unpriced = Money(None, currency, None) if book == "charge" else UNPRICED
+    if isinstance(rate_set, Unpriced):
+        if not part.is_chargeable:
+            # Nothing is owed whatever the price would have been; the amount needs some currency.
+            return Money(_ZERO, currency, None), ()
+        return unpriced, (f"{book}:{rate_set.reason}",)
+    rate_set_id = books.rate_set_ids.get(rate_set.content_hash)
+    if rate_set_id is None:
+        missing.rate_sets[rate_set.content_hash] = rate_set
+    if not part.is_chargeable:
+        return Money(_ZERO, rate_set.currency, rate_set_id), ()
+    quantities = part.quantities or _NO_USAGE
+    amount = amount_of(quantities, rate_set)
+    if amount is not None:
+        return Money(amount, rate_set.currency, rate_set_id), ()
+    return unpriced, tuple(f"{book}:{meter}" for meter in unpriced_meters(quantities, rate_set))
+
+
+def as_evidence(entry: Entry, *flags: str) -> Entry:
+    """Return a row that moves nothing and keeps what was said in `reported`."""
+    said: dict[str, Any] = {"rank": list(entry.statement.rank)}
+    if entry.quantities is not None:
+        said["quantities"] = dict(entry.quantities)
+    if entry.charge.amount is not None:
+        said["charge_amount"] = f"{entry.charge.amount:f}"
+    if entry.cost.amount is not None:
+        said["cost_amount"] = f"{entry.cost.amount:f}"
+    if entry.reported:
+        said["notes"] = dict(entry.reported)
+    return Entry(
+        statement=entry.statement,
+        kind="evidence",
+        entry_no=entry.entry_no,
+        occurred_at=entry.occurred_at,
+        local_date=entry.local_date,
+        dimensions=entry.dimensions,
+        subject_id=entry.subject_id,
+        request_count=0,
+        quantities=_NO_USAGE,
+        cost=Money(_ZERO, entry.cost.currency, None) if entry.cost.currency else UNPRICED,
+        charge=Money(_ZERO, entry.charge.currency, None) if entry.charge.currency else UNPRICED,
+        flags=tuple(sorted({*entry.flags, *flags})),
+        unpriced=(),
+        reported=said,
+        tags=entry.tags,
+        attempt=entry.attempt,
+        raw_digest=entry.raw_digest,
+    )
+
+
+# --- Inside the transaction -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Request:
+    """What the ledger knows of a request, as the batch goes on."""
+
+    rank: Rank
+    posting_period: date
+    entry_id: int
+    entry_count: int
+    occurred_at: int
+    best_event_key: str
+    is_new: bool
+    stands: list[Standing] | None = None
+    """None until somebody needs it."""
+    is_changed: bool = False
+
+
+@dataclass(slots=True)
+class _Letter:
+    origin: str
+    body: bytes
+    refused: Refused
+    event_key: str | None = None
+    first_hash: str | None = None
+    second_hash: str | None = None
+
+
+@dataclass(slots=True)
+class _Writing:
+    """The rows of one batch in the making."""
+
+    books: Books
+    batch: Batch
+    batch_id: int
+    recorded_at: int
+    keys: dict[str, str]
+    requests: dict[str, _Request]
+    batch_requests: Counter[str]
+    """How many statements of the batch speak of each request."""
+    recorded_text: str = ""
+    results: list[Result] = field(default_factory=list)
+    new_keys: list[str] = field(default_factory=list)
+    lines: dict[date, list[str]] = field(default_factory=dict)
+    sums: dict[tuple[date, str, str], Decimal] = field(default_factory=dict)
+    raw: list[str] = field(default_factory=list)
+    letters: list[_Letter] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    missing: Missing = field(default_factory=Missing)
+    periods: dict[tuple[str, date], date | None] = field(default_factory=dict)
+    ordinal: int = 0
+
+    def take_all(self) -> None:
+        """Decide each item in order: new, duplicate, conflict; best so far, or evidence."""
+        self.recorded_text = postgres_text(self.recorded_at)
+        for index, item in enumerate(self.batch.items):
+            self.results.append(self._take(index, item))
+
+    def _take(self, index: int, item: Priced | Window | DeadLetter) -> Result:
+        if isinstance(item, DeadLetter):
+            return self._refuse(item.body, item.refused, index)
+        statement = item if isinstance(item, Window) else item.statement
+        known = self.keys.get(statement.event_key)
+        if known is not None:
+            if known == statement.content_hash:
+                return Result("duplicate")
+            return self._conflict(index, statement, known)
+        if statement.refused_if_new is not None:
+            return self._refuse(self.batch.body_of(index), statement.refused_if_new, index)
+        if isinstance(item, Window):
+            self._claim(item.event_key, item.content_hash)
+            self.windows.append(item)
+            return Result("created")
+        return self._state(index, item)
+
+    def _claim(self, key: str, content_hash: str) -> None:
+        self.keys[key] = content_hash
+        self.new_keys.append(key)
+
+    def _refuse(self, body: bytes, refused: Refused, index: int) -> Result:
+        self.letters.append(_Letter(self.batch.origin_of(index), body, refused))
+        return Result("dead_letter", refused.reason, refused.detail)
+
+    def _conflict(self, index: int, statement: Statement | Window, known: str) -> Result:
+        refused = Refused("conflict", "an event with this tenant, source and id was accepted with other content")
+        self.letters.append(
+            _Letter(
+                self.batch.origin_of(index),
+                self.batch.body_of(index),
+                refused,
+                statement.event_key,
+                known,
+                statement.content_hash,
+            )
+        )
+        return Result("conflict", refused.reason, refused.detail)
+
+    def _state(self, index: int, item: Priced) -> Result:
+        statement = item.statement
+        request = self.requests.get(statement.request_key) if statement.request_key else None
+        if request is None:
+            period = self._period(item.entries[0], statement.occurred_at)
+            if period is None:
+                return self._refuse(self.batch.body_of(index), _NO_OPEN_PERIOD, index)
+            self._claim(statement.event_key, statement.content_hash)
+            first = self._write(item.entries, item.tails, period)
+            if statement.request_key is not None and statement.claims_request:
+                self.requests[statement.request_key] = _Request(
+                    rank=statement.rank,
+                    posting_period=period,
+                    entry_id=first,
+                    entry_count=len(item.entries),
+                    occurred_at=statement.occurred_at,
+                    best_event_key=statement.event_key,
+                    is_new=True,
+                    stands=[standing(entry) for entry in item.entries] if self._may_be_bettered(statement) else None,
+                )
+            return Result("created" if statement.claims_request else "evidence")
+        return self._restate(index, item, request)
+
+    def _may_be_bettered(self, statement: Statement) -> bool:
+        # Rows of this batch cannot be read back before they are written, so they are kept where a second report follows.
+        return self.batch_requests[statement.request_key or ""] > 1
+
+    def _restate(self, index: int, item: Priced, request: _Request) -> Result:
+        statement = item.statement
+        entries = item.entries
+        if statement.occurred_at != request.occurred_at:
+            # Price date, windows and occurred_at are those of the first entry of the request.
+            entries = price_statement(self.books, statement, request.occurred_at, "usage", self.missing)
+        period = self._period(entries[0], request.occurred_at)
+        if period is None:
+            return self._refuse(self.batch.body_of(index), _NO_OPEN_PERIOD, index)
+        beats = statement.claims_request and statement.rank > request.rank
+        flags: tuple[str, ...] = ()
+        if beats and self._needs_a_person(statement, request):
+            beats, flags = False, ("proposed",)
+        if not beats:
+            entries = [as_evidence(entry, *flags) if entry.kind != "evidence" else entry for entry in entries]
+        else:
+            assert request.stands is not None
+            stands = request.stands
+            request.stands = [standing(entry) for entry in entries]
+            entries = true_up(stands, entries, request.entry_id)
+            request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
+        self._claim(statement.event_key, statement.content_hash)
+        self._write(entries, [tail(entry) for entry in entries], period)
+        if not beats:
+            return Result("evidence", flags[0] if flags else None)
+        return Result("created")
+
+    @staticmethod
+    def _needs_a_person(statement: Statement, request: _Request) -> bool:
+        """Say whether a void or a lower count of a final, reported request comes from no higher source than the first."""
+        decision, has_usage, final, reported, source_rank, _ = request.rank
+        if decision or not (has_usage and final and reported) or statement.rank[0] or statement.rank[4] > source_rank:
+            return False
+        if request.stands is None:
+            return False
+        said: Counter[str] = Counter()
+        for part in statement.parts:
+            said.update(dict(part.quantities or {}))
+        stood: Counter[str] = Counter()
+        for group in request.stands:
+            stood.update(dict(group.quantities or {}))
+        lower = input_tokens(said) < input_tokens(stood) or output_tokens(said) < output_tokens(stood)
+        return statement.status == "void" or lower
+
+    def _period(self, entry: Entry, occurred_at: int) -> date | None:
+        tenant_id = entry.dimensions[0] or ""
+        key = (tenant_id, entry.local_date)
+        if key not in self.periods:
+            self.periods[key] = self.books.calendar.posting_period(tenant_id, occurred_at, self.recorded_at)
+        return self.periods[key]
+
+    def _write(self, entries: list[Entry], tails: list[str], period: date) -> int:
+        first = self.batch_id * ROWS_PER_BATCH + self.ordinal
+        listed = self.lines.get(period)
+        if listed is None:
+            listed = self.lines[period] = []
+        statement = entries[0].statement
+        if statement.raw_usage is not None and statement.flavour is not None:
+            self._keep_raw(statement, first)
+        for entry, entry_tail in zip(entries, tails, strict=True):
+            entry_id = self.batch_id * ROWS_PER_BATCH + self.ordinal
+            self.ordinal += 1
+            listed.append(line(entry, entry_tail, entry_id, period, self.batch_id, self.recorded_text))
+            self._sum(period, "cost", entry.cost)
+            self._sum(period, "charge", entry.charge)
+        return first
+
+    def _keep_raw(self, statement: Statement, entry_id: int) -> None:
+        assert statement.raw_usage is not None
+        usage = statement.raw_usage.decode()
+        if "\\" in usage:
+            usage = usage.replace("\\", "\\\\")
+        self.raw.append(f"{entry_id}\t{statement.flavour}\t{statement.parser_version}\t{usage}\n")
+
+    def _sum(self, period: date, book: str, money: Money) -> None:
+        if money.amount is not None and money.currency is not None:
+            key = (period, book, money.currency)
+            self.sums[key] = EXACT.add(self.sums.get(key, _ZERO), money.amount)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        outcomes = Counter(result.outcome for result in self.results)
+        return {
+            "created": outcomes["created"],
+            "duplicate": outcomes["duplicate"],
+            "evidence": outcomes["evidence"],
+            "conflict": outcomes["conflict"],
+            "dead_letter": outcomes["dead_letter"],
+            "entry": self.ordinal,
+        }
+
+
+def statements_of(batch: Batch) -> Iterator[Statement]:
+    """Yield the statements of a batch in order."""
+    for item in batch.items:
+        if isinstance(item, Priced):
+            yield item.statement
+
+
+async def post(connection: Connection, held: Claim, batch: Batch, books: Books) -> Posted:
+    """Post a batch in one transaction and return what became of each event.
+
+    Errors: `Fenced` when the feed was claimed by another writer or moved on; `StaleBooks` when the batch must be made
+    again; psycopg errors as they come, with nothing written; `CommitUnknown` when the connection broke at the commit.
+    """
+    while True:
+        missing = Missing()
+        try:
+            return await _post_once(connection, held, batch, books, missing)
+        except _IdsMissing:
+            await ensure_ids(connection, books, missing.rate_sets, missing.subjects)
+
+
+class _IdsMissing(Exception):
+    """A price of another instant was needed, whose rate set has no id yet."""
+
+
+async def _post_once(connection: Connection, held: Claim, batch: Batch, books: Books, missing: Missing) -> Posted:
+    await connection.execute("begin")
+    try:
+        writing, number, previous = await _open(connection, held, batch, books)
+        writing.missing = missing
+        writing.take_all()
+        if missing:
+            raise _IdsMissing
+        await _write_around(connection, writing)
+        digests = {period: "".join(listed).encode() for period, listed in writing.lines.items()}
+        batch_hash = chain.batch_hash(
+            feed=held.name,
+            number=number,
+            previous_hash=previous,
+            first_position=batch.first_position,
+            next_position=batch.next_position,
+            counts=writing.counts,
+            digests={period: chain.digest(lines) for period, lines in digests.items()},
+        )
+        posted = Posted(writing.batch_id, number, batch_hash, writing.results, writing.ordinal)
+        await _write_batch(connection, held, batch, writing, posted, previous, digests)
+        failpoints.hit("post.before_entries")
+        if digests:
+            async with connection.cursor().copy(_COPY_ENTRIES) as copy:
+                for lines in digests.values():
+                    await copy.write(lines)
+        failpoints.hit("post.before_commit")
+    except BaseException:
+        if not connection.closed:
+            await connection.execute("rollback")
+        raise
+    try:
+        await connection.execute("commit")
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise CommitUnknown(held.feed_id, number, batch_hash, posted) from error
+    failpoints.hit("post.after_commit")
+    if batch.next_position is not None:
+        held.next_position = batch.next_position
+    return posted
+
+
+_COPY_ENTRIES: Final = f"copy ledger.entries ({', '.join(COLUMNS)}) from stdin"
+
+
+def _array(values: Sequence[str]) -> str:
+    return "{" + ",".join(values) + "}"
+
+
+async def _open(connection: Connection, held: Claim, batch: Batch, books: Books) -> tuple[_Writing, int, bytes]:
+    """Lock, in order, the feed, the calendar and the requests; read the clock, the versions and the keys."""
+    # The shared lock is taken before the statement that reads clock and versions takes its snapshot.
+    cursor = await connection.execute(
+        "select epoch, next_position, last_number, last_hash, pg_advisory_xact_lock_shared(%s)"
+        " from (select * from ledger.feeds where feed_id = %s for update) as f",
+        [CALENDAR_LOCK, held.feed_id],
+    )
+    feed = await cursor.fetchone()
+    if feed is None or feed[0] != held.epoch:
+        raise Fenced(held.name, held.epoch, -1 if feed is None else feed[0])
+    if batch.expected_position is not None and feed[1] != batch.expected_position:
+        raise Fenced(held.name, batch.expected_position, feed[1])
+    cursor = await connection.execute(
+        "select clock_timestamp(), calendar, parties, prices,"
+        " nextval(pg_get_serial_sequence('ledger.batches', 'batch_id')) from ledger.versions"
+    )
+    clock = await cursor.fetchone()
+    assert clock is not None
+    if clock[1:4] != batch.versions:
+        raise StaleBooks(f"the batch was made with versions {batch.versions}, now they are {clock[1:4]}")
+    event_keys, request_keys = _keys_of(batch)
+    cursor = await connection.execute(
+        "select key::text, content_hash::text from ledger.event_keys where key = any(%s::uuid[])", [_array(event_keys)]
+    )
+    keys: dict[str, str] = dict(await cursor.fetchall())
+    writing = _Writing(
+        books=books,
+        batch=batch,
+        batch_id=clock[4],
+        recorded_at=micros(clock[0]),
+        keys=keys,
+        requests={},
+        batch_requests=Counter(s.request_key for s in statements_of(batch) if s.request_key),
+    )
+    cursor = await connection.execute(
+        "select key::text, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key::text"
+        " from ledger.requests where key = any(%s::uuid[]) order by key for update",
+        [_array(request_keys)],
+    )
+    for key, rank, period, entry_id, entry_count, occurred_at, best in await cursor.fetchall():
+        writing.requests[key] = _Request(tuple(rank), period, entry_id, entry_count, micros(occurred_at), best, False)
+    await _read_standing(connection, writing)
+    return writing, feed[2] + 1, feed[3]
+
+
+def _keys_of(batch: Batch) -> tuple[list[str], list[str]]:
+    events, requests = [], []
+    for item in batch.items:
+        if isinstance(item, Priced):
+            events.append(item.statement.event_key)
+            if item.statement.request_key is not None:
+                requests.append(item.statement.request_key)
+        elif isinstance(item, Window):
+            events.append(item.event_key)
+    return events, requests
+
+
+async def _read_standing(connection: Connection, writing: _Writing) -> None:
+    """Read what stands for the requests that a new statement of the batch beats."""
+    beaten: dict[int, _Request] = {}
+    for statement in statements_of(writing.batch):
+        request = writing.requests.get(statement.request_key or "")
+        if request is not None and statement.rank > request.rank and statement.event_key not in writing.keys:
+            beaten[request.entry_id] = request
+    if not beaten:
+        return
+    groups: dict[int, list[Standing]] = {entry_id: [] for entry_id in beaten}
+    async for first_entry_id, group in _standing_rows(connection, list(beaten.values())):
+        groups[first_entry_id].append(group)
+    for entry_id, request in beaten.items():
+        request.stands = fold(groups[entry_id])
+
+
+_STANDING: Final = f"""
+with wanted as (
+    select * from unnest(%(periods)s::date[], %(firsts)s::bigint[], %(counts)s::int[]) as w (posting_period, first_id, entry_count)
+),
+rows as (
+    select w.first_id, e.*
+    from wanted as w
+    join ledger.entries as e
+        on e.posting_period = w.posting_period
+        and e.entry_id >= w.first_id
+        and e.entry_id < w.first_id + w.entry_count
+    union all
+    select w.first_id, e.*
+    from wanted as w
+    join ledger.entries as e on e.corrects_entry_id = w.first_id
+)
+select
+    first_id, {", ".join(DIMENSIONS)}, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
+    charge_currency, charge_rate_set_id, usage_flags, unpriced_meters, request_count, {", ".join(COLUMN_METERS)},
+    other_quantities, avoided_tokens, cost_amount, charge_amount
+from rows
+"""
+
+
+async def _standing_rows(connection: Connection, requests: list[_Request]) -> Any:
+    cursor = await connection.execute(
+        _STANDING,
+        {
+            "periods": [request.posting_period for request in requests],
+            "firsts": [request.entry_id for request in requests],
+            "counts": [request.entry_count for request in requests],
+        },
+    )
+    width = len(DIMENSIONS)
+    for first_id, *values in await cursor.fetchall():
+        dimensions, rest = tuple(values[:width]), values[width:]
+        subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set, flags, unpriced = rest[:9]
+        request_count, *counts = rest[9:]
+        others, avoided, cost, charge = counts[len(COLUMN_METERS) :]
+        columns = counts[: len(COLUMN_METERS)]
+        quantities = None
+        if columns[0] is not None:
+            quantities = {name: count for name, count in zip(COLUMN_METERS, columns, strict=True) if count}
+            quantities.update(others or {})
+        yield (
+            first_id,
+            Standing(
+                grain=(
+                    dimensions, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set,
+                    tuple(flags), tuple(unpriced),
+                ),
+                request_count=request_count,
+                quantities=quantities,
+                avoided_tokens=avoided,
+                cost_amount=cost,
+                charge_amount=charge,
+            ),
+        )  # fmt: skip
+
+
+async def _write_around(connection: Connection, writing: _Writing) -> None:
+    """Write keys, requests, windows, dead letters and raw usage: everything but the batch and the entries."""
+    if writing.new_keys:
+        await _copy(
+            connection,
+            "copy ledger.event_keys (key, content_hash, hash_version, batch_id) from stdin",
+            "".join(
+                [
+                    f"{key}\t{writing.keys[key]}\t{CONTENT_HASH_VERSION}\t{writing.batch_id}\n"
+                    for key in sorted(writing.new_keys)
+                ]
+            ),
+        )
+    new = sorted((key, request) for key, request in writing.requests.items() if request.is_new)
+    if new:
+        await _copy(
+            connection,
+            "copy ledger.requests (key, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key) from stdin",
+            "".join([_request_line(key, request) for key, request in new]),
+        )
+    changed = [(key, request) for key, request in writing.requests.items() if request.is_changed and not request.is_new]
+    if changed:
+        await connection.execute(
+            "update ledger.requests as r set rank = c.rank::int[], best_event_key = c.best"
+            " from unnest(%s::uuid[], %s::text[], %s::uuid[]) as c (key, rank, best) where r.key = c.key",
+            [
+                [key for key, _ in changed],
+                [_array([str(number) for number in request.rank]) for _, request in changed],
+                [request.best_event_key for _, request in changed],
+            ],
+        )
+    await _write_windows(connection, writing)
+    await _write_letters(connection, writing)
+    if writing.raw:
+        month = from_micros(writing.recorded_at).date().replace(day=1)
+        await _copy(
+            connection,
+            "copy ledger.raw_usage (received_month, entry_id, flavour, parser_version, usage) from stdin",
+            "".join([f"{month}\t{row}" for row in writing.raw]),
+        )
+
+
+def _request_line(key: str, request: _Request) -> str:
+    rank = ",".join([str(number) for number in request.rank])
+    return (
+        f"{key}\t{{{rank}}}\t{request.posting_period}\t{request.entry_id}\t{request.entry_count}\t"
+        f"{postgres_text(request.occurred_at)}\t{request.best_event_key}\n"
+    )
+
+
+async def _copy(connection: Connection, statement: str, lines: str) -> None:
+    async with connection.cursor().copy(statement) as copy:
+        await copy.write(lines.encode())
+
+
+async def _write_windows(connection: Connection, writing: _Writing) -> None:
+    for window in writing.windows:
+        await connection.execute(
+            "insert into ledger.node_windows (event_key, tenant_id, source, node_id, starts_at, ends_at, body, batch_id)"
+            " values (%s, %s, %s, %s, %s, %s, %s::jsonb, %s)",
+            [
+                window.event_key, window.tenant_id, window.source, window.node_id, from_micros(window.starts_at),
+                from_micros(window.ends_at), window.body.decode(), writing.batch_id,
+            ],
+        )  # fmt: skip
+
+
+async def _write_letters(connection: Connection, writing: _Writing) -> None:
+    """Keep what could not be posted; the same bytes from the same origin are one letter with a count of repeats."""
+    for letter in writing.letters:
+        at = from_micros(writing.recorded_at)
+        await connection.execute(
+            "insert into ledger.dead_letters as d (origin, bytes_hash, bytes, reason, detail, event_key, first_hash,"
+            " second_hash, batch_id, first_at, last_at) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            " on conflict (origin, bytes_hash) do update set repeats = d.repeats + 1, last_at = excluded.last_at",
+            [
+                letter.origin, sha256(letter.body).digest(), letter.body, letter.refused.reason, letter.refused.detail,
+                letter.event_key, letter.first_hash, letter.second_hash, writing.batch_id, at, at,
+            ],
+        )  # fmt: skip
+
+
+async def _write_batch(
+    connection: Connection,
+    held: Claim,
+    batch: Batch,
+    writing: _Writing,
+    posted: Posted,
+    previous: bytes,
+    digests: dict[date, bytes],
+) -> None:
+    counts = writing.counts
+    await connection.execute(
+        "insert into ledger.batches (batch_id, feed_id, number, first_position, next_position, created_count,"
+        " duplicate_count, evidence_count, conflict_count, dead_letter_count, entry_count, recorded_at, previous_hash,"
+        " hash, hash_version) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        [
+            writing.batch_id, held.feed_id, posted.number, batch.first_position, batch.next_position, counts["created"],
+            counts["duplicate"], counts["evidence"], counts["conflict"], counts["dead_letter"], counts["entry"],
+            from_micros(writing.recorded_at), previous, posted.hash, chain.HASH_VERSION,
+        ],
+    )  # fmt: skip
+    for period, lines in digests.items():
+        await connection.execute(
+            "insert into ledger.batch_digests (batch_id, posting_period, row_count, cost_sums, charge_sums, digest)"
+            " values (%s, %s, %s, %s::jsonb, %s::jsonb, %s)",
+            [
+                writing.batch_id, period, len(writing.lines[period]), _sums(writing, period, "cost"),
+                _sums(writing, period, "charge"), chain.digest(lines),
+            ],
+        )  # fmt: skip
+    await connection.execute(
+        "update ledger.feeds set next_position = coalesce(%s, next_position + 1), last_number = %s, last_hash = %s,"
+        " posted_until = coalesce(%s, posted_until) where feed_id = %s",
+        [
+            batch.next_position, posted.number, posted.hash,
+            None if batch.posted_until is None else from_micros(batch.posted_until), held.feed_id,
+        ],
+    )  # fmt: skip
+
+
+def _sums(writing: _Writing, period: date, book: str) -> str:
+    return jsonb_text(
+        {currency: f"{amount:f}" for (p, b, currency), amount in writing.sums.items() if p == period and b == book}
+    )

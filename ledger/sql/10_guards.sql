@@ -1,0 +1,104 @@
+-- Rows of the ledger are added, never changed. Row-level triggers reach every partition, which statement-level ones do not.
+create or replace function ledger.refuse_change() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using
+        errcode = 'TS002',
+        message = format('%s.%s is append-only: %s is refused', tg_table_schema, tg_table_name, lower(tg_op)),
+        hint = 'Corrections are new entries that name what they correct.';
+end
+$$;
+
+create or replace trigger refuse_change
+before update or delete on ledger.entries
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_change
+before update or delete on ledger.event_keys
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_change
+before update or delete on ledger.batches
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_change
+before update or delete on ledger.batch_digests
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_change
+before update or delete on ledger.rate_sets
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_change
+before update or delete on ledger.rates
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_change
+before update or delete on ledger.cards
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_change
+before update or delete on ledger.acts
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on ledger.entries
+for each statement execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on ledger.event_keys
+for each statement execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on ledger.batches
+for each statement execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on ledger.batch_digests
+for each statement execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on ledger.rate_sets
+for each statement execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on ledger.rates
+for each statement execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on ledger.cards
+for each statement execute function ledger.refuse_change();
+
+-- No row enters a closed period, whoever inserts it. The name puts this before the budgets' trigger.
+create or replace function ledger.refuse_closed_period() returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    refused record;
+begin
+    select n.tenant_id, n.posting_period, p.state
+    into refused
+    from (select distinct tenant_id, posting_period from new_rows) as n
+    left join ledger.periods as p using (tenant_id, posting_period)
+    where p.state is distinct from 'open'
+    limit 1;
+    if found then
+        raise exception using
+            errcode = 'TS001',
+            message = format(
+                'period %s of tenant %s is %s: no entry may enter it',
+                to_char(refused.posting_period, 'YYYY-MM'), refused.tenant_id, coalesce(refused.state, 'unknown')
+            );
+    end if;
+    return null;
+end
+$$;
+
+create or replace trigger a_guard
+after insert on ledger.entries
+referencing new table as new_rows
+for each statement execute function ledger.refuse_closed_period();

@@ -1,0 +1,61 @@
+-- One row per entry, book and meter: quantity, unit price and amount. The lines of an entry sum to its amount exactly.
+create or replace view ledger.entry_lines
+with (security_invoker = true)
+as
+with meters as (
+    select
+        e.posting_period,
+        e.entry_id,
+        e.tenant_id,
+        e.occurred_at,
+        e.cost_rate_set_id,
+        e.charge_rate_set_id,
+        m.meter,
+        m.quantity
+    from ledger.entries as e
+    cross join lateral (
+        values
+            ('uncached_input_tokens', e.uncached_input_tokens),
+            ('cache_read_tokens', e.cache_read_tokens),
+            ('cache_write_5m_tokens', e.cache_write_5m_tokens),
+            ('cache_write_1h_tokens', e.cache_write_1h_tokens),
+            ('cache_write_other_tokens', e.cache_write_other_tokens),
+            ('visible_output_tokens', e.visible_output_tokens),
+            ('reasoning_tokens', e.reasoning_tokens)
+        union all
+        select o.key, o.value::bigint
+        from jsonb_each_text(coalesce(e.other_quantities, '{}')) as o
+    ) as m (meter, quantity)
+    where m.quantity <> 0
+)
+select
+    m.posting_period,
+    m.entry_id,
+    m.tenant_id,
+    m.occurred_at,
+    s.book,
+    m.meter,
+    m.quantity,
+    r.price,
+    r.per,
+    r.priced_as,
+    s.currency,
+    -- Exact: `per` is a power of ten, and ten to minus nine is the finest step that a rate is divided into.
+    m.quantity * r.price * case r.per
+        when 1 then 1
+        when 10 then 0.1
+        when 100 then 0.01
+        when 1000 then 0.001
+        when 10000 then 0.0001
+        when 100000 then 0.00001
+        when 1000000 then 0.000001
+        when 10000000 then 0.0000001
+        when 100000000 then 0.00000001
+        when 1000000000 then 0.000000001
+    end as amount
+from meters as m
+cross join lateral (values (m.cost_rate_set_id), (m.charge_rate_set_id)) as b (rate_set_id)
+join ledger.rate_sets as s using (rate_set_id)
+join ledger.rates as r on r.rate_set_id = s.rate_set_id and r.meter = m.meter;
+
+comment on view ledger.entry_lines is 'One row per entry, book and meter; amounts of a priced entry sum to it exactly.';

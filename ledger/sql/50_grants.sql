@@ -1,0 +1,45 @@
+-- What each role of the running system may do. Nobody but the owner may update or delete facts, and nobody has rights on
+-- partitions, which inherit no policies.
+grant usage on schema ledger to tallystick_writer, tallystick_api, tallystick_operator, tallystick_analyst,
+    tallystick_billing, tallystick_rollup, tallystick_reader;
+
+-- The writer: adds facts, and moves the few rows that say how far it has come.
+grant select, insert on ledger.entries, ledger.event_keys, ledger.batches, ledger.batch_digests, ledger.raw_usage,
+    ledger.requests, ledger.dead_letters, ledger.node_windows, ledger.feeds, ledger.rate_sets, ledger.rates, ledger.subjects
+    to tallystick_writer;
+grant update (rank, best_event_key) on ledger.requests to tallystick_writer;
+grant update (repeats, last_at) on ledger.dead_letters to tallystick_writer;
+grant update on ledger.feeds to tallystick_writer;
+grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
+    ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.periods, ledger.cards,
+    ledger.api_keys
+    to tallystick_writer;
+grant usage on all sequences in schema ledger to tallystick_writer;
+
+-- The operator: commands and the scheduler. Parties, prices, periods and keys; facts only by reading.
+grant select on all tables in schema ledger to tallystick_operator;
+grant insert, update on ledger.versions, ledger.entities, ledger.tenants, ledger.tenant_versions, ledger.sources,
+    ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.api_keys, ledger.periods,
+    ledger.feeds, ledger.subjects, ledger.reader_tenants
+    to tallystick_operator;
+grant delete on ledger.source_tenants, ledger.reader_tenants to tallystick_operator;
+grant insert on ledger.cards, ledger.acts, ledger.rate_sets, ledger.rates to tallystick_operator;
+grant update (owner, note, resolved_at) on ledger.dead_letters to tallystick_operator;
+grant usage on all sequences in schema ledger to tallystick_operator;
+revoke all on function ledger.make_partitions(date) from public;
+grant execute on function ledger.make_partitions(date) to tallystick_operator;
+
+-- The API reads; what it writes goes through the writer.
+grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
+    ledger.source_tenants, ledger.api_keys, ledger.periods, ledger.feeds, ledger.batches, ledger.entries
+    to tallystick_api;
+
+-- People and reports.
+grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch_digests, ledger.feeds, ledger.requests,
+    ledger.event_keys, ledger.rate_sets, ledger.rates, ledger.cards, ledger.models, ledger.model_aliases, ledger.sources,
+    ledger.source_tenants, ledger.provider_accounts, ledger.tenants, ledger.tenant_versions, ledger.entities,
+    ledger.periods, ledger.node_windows, ledger.versions
+    to tallystick_analyst, tallystick_billing, tallystick_rollup;
+grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, first_hash, second_hash, batch_id, first_at,
+    last_at, repeats, owner, note, resolved_at) on ledger.dead_letters to tallystick_analyst, tallystick_rollup;
+grant select on ledger.entries, ledger.reader_tenants to tallystick_reader;

@@ -1,0 +1,129 @@
+"""The difference that a better statement makes: what it says, minus what stands, for each combination of non-numbers.
+
+So every row stays quantities times one rate set per book, attributes move with the money, and a fold by any column, over
+any prefix of the ledger, equals the best statements known at that point.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from ledger.entries import Entry, Money, Standing, grain, standing
+from ledger.money import EXACT
+
+
+@dataclass(slots=True)
+class _Sum:
+    """A group of the fold in the making."""
+
+    request_count: int
+    quantities: dict[str, int] | None
+    avoided_tokens: int | None
+    cost: Decimal | None
+    charge: Decimal | None
+
+    @property
+    def is_zero(self) -> bool:
+        return not (
+            self.request_count
+            or (self.quantities and any(self.quantities.values()))
+            or self.avoided_tokens
+            or self.cost
+            or self.charge
+        )
+
+
+def _plus(left: int | None, right: int | None, sign: int) -> int | None:
+    return left if right is None else (left or 0) + sign * right
+
+
+def _plus_amount(left: Decimal | None, right: Decimal | None, sign: int) -> Decimal | None:
+    if right is None:
+        return left
+    return EXACT.add(left or Decimal(0), right if sign > 0 else EXACT.minus(right))
+
+
+def _add(sums: dict[tuple[Any, ...], _Sum], group: Standing, sign: int) -> None:
+    total = sums.setdefault(group.grain, _Sum(0, None, None, None, None))
+    total.request_count += sign * group.request_count
+    if group.quantities is not None:
+        total.quantities = total.quantities if total.quantities is not None else {}
+        for meter, count in group.quantities.items():
+            total.quantities[meter] = total.quantities.get(meter, 0) + sign * count
+    total.avoided_tokens = _plus(total.avoided_tokens, group.avoided_tokens, sign)
+    total.cost = _plus_amount(total.cost, group.cost_amount, sign)
+    total.charge = _plus_amount(total.charge, group.charge_amount, sign)
+
+
+def fold(groups: Iterable[Standing]) -> list[Standing]:
+    """Return what stands: one group per combination of non-numbers, those without any effect left out."""
+    sums: dict[tuple[Any, ...], _Sum] = {}
+    for group in groups:
+        _add(sums, group, +1)
+    return [_standing(key, total) for key, total in sums.items() if not total.is_zero]
+
+
+def _standing(key: tuple[Any, ...], total: _Sum) -> Standing:
+    return Standing(
+        grain=key,
+        request_count=total.request_count,
+        quantities=total.quantities,
+        avoided_tokens=total.avoided_tokens,
+        cost_amount=total.cost,
+        charge_amount=total.charge,
+    )
+
+
+def true_up(stands: Iterable[Standing], better: list[Entry], first_entry_id: int) -> list[Entry]:
+    """Return the rows that take a request from what stands to what a better statement says.
+
+    Shape: one row per combination of non-numbers that moves, numbered from 0; at least one row, even when nothing moves.
+    """
+    sums: dict[tuple[Any, ...], _Sum] = {}
+    notes: dict[tuple[Any, ...], Entry] = {}
+    for entry in better:
+        key = grain(entry)
+        notes.setdefault(key, entry)
+        _add(sums, standing(entry), +1)
+    for group in stands:
+        _add(sums, group, -1)
+    moving = {key: total for key, total in sums.items() if not total.is_zero}
+    if not moving:
+        first = grain(better[0])
+        moving = {first: sums[first]}
+    return [
+        _entry(better[0], key, total, number, first_entry_id, notes.get(key))
+        for number, (key, total) in enumerate(moving.items())
+    ]
+
+
+def _entry(
+    header: Entry, key: tuple[Any, ...], total: _Sum, number: int, first_entry_id: int, said: Entry | None
+) -> Entry:
+    dimensions, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set, flags, unpriced = key
+    return Entry(
+        statement=header.statement,
+        kind="true_up",
+        entry_no=number,
+        occurred_at=header.occurred_at,
+        local_date=header.local_date,
+        dimensions=dimensions,
+        subject_id=subject_id,
+        request_count=total.request_count,
+        quantities=_counts(total.quantities),
+        avoided_tokens=total.avoided_tokens,
+        cost=Money(total.cost, cost_currency, cost_set),
+        charge=Money(total.charge, charge_currency, charge_set),
+        flags=flags,
+        unpriced=unpriced,
+        reported=said.reported if said else None,
+        corrects_entry_id=first_entry_id,
+        tags=tags,
+        attempt=attempt,
+        raw_digest=said.raw_digest if said else None,
+    )
+
+
+def _counts(quantities: Mapping[str, int] | None) -> Mapping[str, int] | None:
+    return None if quantities is None else {meter: count for meter, count in quantities.items() if count}

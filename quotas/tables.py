@@ -1,0 +1,150 @@
+"""The tables of the schema `quotas`. The trigger that moves windows stands in sql/60_windows.sql, from MOVEMENTS."""
+
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+
+from ledger.tables import NAMING, Amount, Id, Instant, now, one_of
+
+metadata = sa.MetaData(schema="quotas", naming_convention=NAMING)
+
+UNITS: Final = (
+    "charge",
+    "cost",
+    "total_tokens",
+    "input_tokens",
+    "output_tokens",
+    "input_tokens_without_cache_reads",
+    "requests",
+)
+WINDOWS: Final = ("day", "days", "week", "month", "anchored_month", "lifetime")
+GROUPS: Final = (
+    "tenant_id",
+    "provider_account",
+    "feature",
+    "model",
+    "route",
+    "lane",
+    "api_key_id",
+    "subject_id",
+    "currency",
+)
+
+budgets = sa.Table(
+    "budgets",
+    metadata,
+    sa.Column("budget_id", sa.Text, primary_key=True),
+    sa.Column("tenant_id", sa.Text, comment="Null: every tenant."),
+    sa.Column("provider_account", sa.Text, comment="Null: any. Likewise for the columns down to tags."),
+    sa.Column("feature", sa.Text),
+    sa.Column("model", sa.Text),
+    sa.Column("route", sa.Text),
+    sa.Column("lane", sa.Text),
+    sa.Column("api_key_id", sa.Text),
+    sa.Column("subject_id", Id),
+    sa.Column("tags", JSONB, comment="Entries whose tags contain these."),
+    sa.Column(
+        "group_by", ARRAY(sa.Text), nullable=False, server_default="{}", comment="One window for each combination."
+    ),
+    sa.Column("unit", sa.Text, nullable=False, comment="A book, or tokens, or requests."),
+    sa.Column("currency", sa.CHAR(3), comment="Of a book; null where windows are grouped by currency."),
+    sa.Column("window_kind", sa.Text, nullable=False),
+    sa.Column("window_days", sa.Integer, comment="Length, for the kind days."),
+    sa.Column("anchor", sa.Date, comment="First day of a window of days; day of the month of an anchored one."),
+    sa.Column("first_window", sa.Date, nullable=False, comment="Movements into earlier windows are not followed."),
+    sa.Column("limit_amount", Amount, comment="Zero forbids everything; null does not limit."),
+    sa.Column("hardness", sa.Text, nullable=False, server_default="hard"),
+    sa.Column("interactive_reserve", Amount, nullable=False, server_default="0", comment="Not for the batch lane."),
+    sa.Column("thresholds", ARRAY(sa.Numeric), nullable=False, server_default="{}", comment="Shares of the limit."),
+    sa.Column("unknown_price", sa.Text, nullable=False, server_default="refuse"),
+    sa.Column("missing_estimate", sa.Text, nullable=False, server_default="refuse"),
+    sa.Column("created_at", Instant, nullable=False, server_default=now()),
+    sa.Column("ended_at", Instant, comment="From here on it neither limits nor follows."),
+    one_of("unit", *UNITS),
+    one_of("window_kind", *WINDOWS),
+    one_of("hardness", "hard", "soft", "shadow"),
+    one_of("unknown_price", "refuse", "admit"),
+    one_of("missing_estimate", "refuse", "admit"),
+    sa.CheckConstraint(
+        f"group_by <@ array[{', '.join(repr(name) for name in GROUPS)}]::text[]", name="group_by_is_known"
+    ),
+    sa.CheckConstraint(
+        "(unit in ('charge', 'cost')) = (currency is not null or 'currency' = any (group_by))",
+        name="money_has_a_currency",
+    ),
+    sa.CheckConstraint(
+        "limit_amount is null or unit not in ('charge', 'cost') or currency is not null", name="limit_has_a_currency"
+    ),
+    sa.CheckConstraint("(window_kind = 'days') = (window_days is not null)", name="days_have_a_length"),
+    sa.CheckConstraint("window_days > 0", name="length_is_positive"),
+    sa.CheckConstraint(
+        "(window_kind in ('days', 'anchored_month')) = (anchor is not null)", name="anchor_where_needed"
+    ),
+    sa.CheckConstraint("limit_amount >= 0", name="limit_is_not_negative"),
+    comment="One row per budget. Scope, unit and window never change: a change of those is a new budget.",
+)
+
+windows = sa.Table(
+    "windows",
+    metadata,
+    sa.Column("budget_id", sa.Text, sa.ForeignKey("quotas.budgets.budget_id"), primary_key=True),
+    sa.Column("group_key", sa.Text, primary_key=True, comment="JSON array of the group_by values; empty without any."),
+    sa.Column("window_start", sa.Date, primary_key=True, comment="First local day, in the tenant's zone."),
+    sa.Column("tenant_id", sa.Text, comment="Where the scope or the group names one."),
+    sa.Column("currency", sa.CHAR(3)),
+    sa.Column(
+        "posted", Amount, nullable=False, server_default="0", comment="Moved by the insert into ledger.entries itself."
+    ),
+    sa.Column("held", Amount, nullable=False, server_default="0", comment="Promised by reservations and not yet used."),
+    sa.Column(
+        "unpriced_count",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="Requests in scope without an amount or count.",
+    ),
+    sa.Column("last_batch_id", sa.BigInteger, nullable=False),
+    # Serves the answer to "what remains" for a tenant.
+    sa.Index("ix_windows_tenant_id_window_start", "tenant_id", "window_start"),
+    comment="One row per budget, group and window.",
+    # Each commit updates the same few rows: room on the page keeps the updates within it.
+    postgresql_with={"fillfactor": "50"},
+)
+
+excess = sa.Table(
+    "excess",
+    metadata,
+    sa.Column("excess_id", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("budget_id", sa.Text, nullable=False),
+    sa.Column("group_key", sa.Text, nullable=False),
+    sa.Column("window_start", sa.Date, nullable=False),
+    sa.Column("batch_id", sa.BigInteger, comment="Null where the limit was moved."),
+    sa.Column(
+        "change",
+        Amount,
+        nullable=False,
+        comment="Of posted + held above the limit; the changes of a window sum to its excess.",
+    ),
+    sa.Column(
+        "cause",
+        sa.Text,
+        nullable=False,
+        comment="Kind of the largest movement: usage, true_up, adjustment, reversal, limit.",
+    ),
+    sa.Column("at", Instant, nullable=False, server_default=now()),
+    sa.Index("ix_excess_window", "budget_id", "group_key", "window_start"),
+    comment="One row per commit that changed how far a window is above its hard limit.",
+)
+
+threshold_notes = sa.Table(
+    "threshold_notes",
+    metadata,
+    sa.Column("budget_id", sa.Text, primary_key=True),
+    sa.Column("group_key", sa.Text, primary_key=True),
+    sa.Column("window_start", sa.Date, primary_key=True),
+    sa.Column("threshold", sa.Numeric, primary_key=True),
+    sa.Column("batch_id", sa.BigInteger),
+    sa.Column("at", Instant, nullable=False, server_default=now()),
+    comment="One row per window and threshold, written when it is first reached.",
+)
