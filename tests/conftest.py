@@ -23,8 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """A Postgres that does not wait for the disk."""
-    home = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(home, binaries=databases.postgres_binaries(), parameters=databases.QUICK) as server:
+    with (
+        databases.quick_folder(tmp_path_factory.mktemp("postgres")) as home,
+        EmbeddedPostgres(home, binaries=databases.postgres_binaries(), parameters=databases.QUICK) as server,
+    ):
         yield server
 
 
