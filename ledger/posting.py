@@ -502,8 +502,8 @@ def statements_of(batch: Batch) -> Iterator[Statement]:
             yield item.statement
 
 
-async def post(connection: Connection, held: Claim, batch: Batch, books: Books) -> Posted:
-    """Post a batch in one transaction and return what became of each event.
+async def post(connection: Connection, held: Claim, batch: Batch, books: Books, *, keep: bool = True) -> Posted:
+    """Post a batch in one transaction and return what became of each event; without `keep`, try and roll back.
 
     Errors: `Fenced` when the feed was claimed by another writer or moved on; `StaleBooks` when the batch must be made
     again; psycopg errors as they come, with nothing written; `CommitUnknown` when the connection broke at the commit.
@@ -511,7 +511,7 @@ async def post(connection: Connection, held: Claim, batch: Batch, books: Books) 
     while True:
         missing = Missing()
         try:
-            return await _post_once(connection, held, batch, books, missing)
+            return await _post_once(connection, held, batch, books, missing, keep)
         except _IdsMissing:
             await ensure_ids(connection, books, missing.rate_sets, missing.subjects)
 
@@ -520,7 +520,9 @@ class _IdsMissing(Exception):
     """A price of another instant was needed, whose rate set has no id yet."""
 
 
-async def _post_once(connection: Connection, held: Claim, batch: Batch, books: Books, missing: Missing) -> Posted:
+async def _post_once(
+    connection: Connection, held: Claim, batch: Batch, books: Books, missing: Missing, keep: bool
+) -> Posted:
     await connection.execute("begin")
     try:
         writing, number, previous = await _open(connection, held, batch, books)
@@ -551,6 +553,9 @@ async def _post_once(connection: Connection, held: Claim, batch: Batch, books: B
         if not connection.closed:
             await connection.execute("rollback")
         raise
+    if not keep:
+        await connection.execute("rollback")
+        return posted
     try:
         await connection.execute("commit")
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:

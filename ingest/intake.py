@@ -1,0 +1,195 @@
+"""From messages to a committed batch: read, prepare, post; again when the books changed, row by row when one is bad."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from ingest.usage_events import Speaker, event_bytes, read_events
+from ledger.books import Books, load_books
+from ledger.database import Connection, connect, remedy_for
+from ledger.errors import StaleBooks
+from ledger.feeds import Claim
+from ledger.posting import Batch, CommitUnknown, Posted, Priced, post, prepare
+from ledger.statements import DeadLetter, Item, Refused, Window
+
+log = logging.getLogger("tallystick.ingest")
+
+_TRIES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Bytes as they came: a Kafka message, or the body of an HTTP request."""
+
+    body: bytes
+    received_at: int
+    """UTC microseconds: the broker's append time, or the arrival over HTTP."""
+    origin: str
+    """The topic or the credential that brought it; names its dead letters."""
+    position: int | None = None
+    speaker: Speaker | None = None
+    refused: Refused | None = None
+    """Set where the message must not be read at all: it is one dead letter."""
+    is_lines: bool = False
+    """Newline-delimited JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a run of messages says, made with one version of the books; ready to post."""
+
+    messages: Sequence[Message]
+    items: list[Item]
+    places: list[tuple[int, int]]
+    """For each item, the message it came from and its place in it."""
+    books: Books
+    expected_position: int | None
+    next_position: int | None
+
+    def body_of(self, index: int) -> bytes:
+        message, place = self.places[index]
+        item = self.items[index]
+        if isinstance(item, DeadLetter):
+            return item.body
+        return event_bytes(self.messages[message].body, place, is_lines=self.messages[message].is_lines)
+
+    def origin_of(self, index: int) -> str:
+        return self.messages[self.places[index][0]].origin
+
+
+def read(
+    messages: Sequence[Message], books: Books, expected_position: int | None = None, next_position: int | None = None
+) -> Reading:
+    """Read messages with the books in hand; pure, and never raises for what is in them."""
+    items: list[Item] = []
+    places: list[tuple[int, int]] = []
+    for number, message in enumerate(messages):
+        if message.refused is not None:
+            found: list[Item] = [DeadLetter(message.body, message.refused)]
+        else:
+            found = read_events(
+                message.body, books.parties, message.received_at, message.speaker, is_lines=message.is_lines
+            )
+        items += found
+        places += [(number, place) for place in range(len(found))]
+    return Reading(messages, items, places, books, expected_position, next_position)
+
+
+class Intake:
+    """Posts readings to one feed over one connection, and comes back after whatever may pass by itself."""
+
+    def __init__(self, url: str, held: Claim, books: Books, connection: Connection) -> None:
+        self._url = url
+        self.held = held
+        self.books = books
+        self._connection = connection
+
+    @classmethod
+    async def open(cls, url: str, held: Claim) -> "Intake":
+        connection = await connect(url)
+        return cls(url, held, await load_books(connection), connection)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def read(self, messages: Sequence[Message], expected_position: int | None = None, next_position: int | None = None) -> Reading:
+        return read(messages, self.books, expected_position, next_position)
+
+    async def post(self, reading: Reading) -> Posted:
+        """Post a reading; return what became of each item.
+
+        Errors: `Fenced` when the feed was claimed by somebody else, `psycopg.Error` when the database stays away or
+        refuses what no single row explains. Either way nothing of the reading is posted.
+        """
+        for attempt in range(_TRIES):
+            try:
+                return await self._post_once(reading)
+            except StaleBooks:
+                self.books = await load_books(self._connection)
+                reading = read(reading.messages, self.books, reading.expected_position, reading.next_position)
+            except CommitUnknown as unknown:
+                if await self._was_committed(unknown):
+                    return unknown.posted
+            except psycopg.Error as error:
+                remedy = remedy_for(error)
+                if remedy == "stop" or attempt == _TRIES - 1:
+                    raise
+                if remedy == "bisect":
+                    reading = await self._without_the_bad_row(reading, error)
+                else:
+                    log.warning("the database did not take a batch (%s); again", error.sqlstate or type(error).__name__)
+                    await self._recover(attempt)
+        raise AssertionError("unreachable: the last try raises")
+
+    async def _post_once(self, reading: Reading) -> Posted:
+        prepared = await prepare(self._connection, reading.books, reading.items)
+        return await post(self._connection, self.held, self._batch(reading, prepared), reading.books)
+
+    @staticmethod
+    def _batch(reading: Reading, prepared: Sequence[Priced | Window | DeadLetter]) -> Batch:
+        first = reading.messages[0].position if reading.messages else None
+        return Batch(
+            items=prepared,
+            body_of=reading.body_of,
+            origin_of=reading.origin_of,
+            versions=reading.books.versions,
+            first_position=first,
+            next_position=reading.next_position,
+            expected_position=reading.expected_position,
+            posted_until=max((message.received_at for message in reading.messages), default=None),
+        )
+
+    async def _recover(self, attempt: int) -> None:
+        await asyncio.sleep(min(0.05 * 2**attempt, 2.0))
+        if self._connection.closed or self._connection.broken:
+            self._connection = await connect(self._url)
+
+    async def _was_committed(self, unknown: CommitUnknown) -> bool:
+        """Ask by (feed, number, hash) whether a batch whose commit was not answered is there."""
+        await self._connection.close()
+        self._connection = await connect(self._url)
+        cursor = await self._connection.execute(
+            "select hash from ledger.batches where feed_id = %s and number = %s", [unknown.feed_id, unknown.number]
+        )
+        row = await cursor.fetchone()
+        return row is not None and bytes(row[0]) == unknown.hash
+
+    async def _without_the_bad_row(self, reading: Reading, error: psycopg.Error) -> Reading:
+        """Find the item that the database refuses, by halves in transactions that are rolled back, and set it aside."""
+        low, high = 0, len(reading.items)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await self._is_refused(reading, low, middle):
+                high = middle
+            else:
+                low = middle
+        message = (error.diag.message_primary or str(error)).replace("\n", " ")
+        refused = Refused("database_refused", f"{error.sqlstate}: {message}")
+        log.warning("one event was set aside as a dead letter: %s", refused.detail)
+        items = list(reading.items)
+        items[low] = DeadLetter(reading.body_of(low), refused)
+        return Reading(
+            reading.messages, items, reading.places, reading.books, reading.expected_position, reading.next_position
+        )
+
+    async def _is_refused(self, reading: Reading, low: int, high: int) -> bool:
+        part = Reading(
+            reading.messages,
+            reading.items[low:high],
+            reading.places[low:high],
+            reading.books,
+            reading.expected_position,
+            reading.next_position,
+        )
+        prepared = await prepare(self._connection, part.books, part.items)
+        try:
+            await post(self._connection, self.held, self._batch(part, prepared), part.books, keep=False)
+        except psycopg.Error as error:
+            if remedy_for(error) != "bisect":
+                raise
+            return True
+        return False
