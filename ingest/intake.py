@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,6 +20,7 @@ from ledger.statements import DeadLetter, Item, Refused, Window
 log = logging.getLogger("tallystick.ingest")
 
 _TRIES: Final = 8
+_LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,18 @@ def read(
 class Intake:
     """Posts readings to one feed over one connection, and comes back after whatever may pass by itself."""
 
-    def __init__(self, url: str, held: Claim, books: Books, connection: Connection) -> None:
+    def __init__(self, url: str, held: Claim, books: Books, connection: Connection, patience: float | None) -> None:
         self._url = url
         self.held = held
         self.books = books
         self._connection = connection
+        self._patience = patience
 
     @classmethod
-    async def open(cls, url: str, held: Claim) -> "Intake":
+    async def open(cls, url: str, held: Claim, *, patience: float | None) -> "Intake":
+        """Connect and read the books. `patience`: for how many seconds a database may be away; None waits for ever."""
         connection = await connect(url)
-        return cls(url, held, await load_books(connection), connection)
+        return cls(url, held, await load_books(connection), connection, patience)
 
     async def close(self) -> None:
         await self._connection.close()
@@ -105,25 +109,36 @@ class Intake:
         Errors: `Fenced` when the feed was claimed by somebody else, `psycopg.Error` when the database stays away or
         refuses what no single row explains. Either way nothing of the reading is posted.
         """
-        for attempt in range(_TRIES):
+        started = time.monotonic()
+        attempt = 0
+        while True:
+            attempt += 1
             try:
                 return await self._post_once(reading)
             except StaleBooks:
                 self.books = await load_books(self._connection)
-                reading = read(reading.messages, self.books, reading.expected_position, reading.next_position)
+                reading = self._again(reading)
             except CommitUnknown as unknown:
+                await self._reconnect(started)
                 if await self._was_committed(unknown):
                     return unknown.posted
             except psycopg.Error as error:
                 remedy = remedy_for(error)
-                if remedy == "stop" or attempt == _TRIES - 1:
+                if remedy == "stop":
                     raise
                 if remedy == "bisect":
                     reading = await self._without_the_bad_row(reading, error)
+                elif self._connection.closed:
+                    log.warning("the database is away (%s); waiting for it", _first_line(error))
+                    await self._reconnect(started)
+                elif attempt >= _TRIES:
+                    raise
                 else:
-                    log.warning("the database did not take a batch (%s); again", error.sqlstate or type(error).__name__)
-                    await self._recover(attempt)
-        raise AssertionError("unreachable: the last try raises")
+                    log.info("the database did not take a batch (%s); again", error.sqlstate)
+                    await asyncio.sleep(min(0.02 * 2**attempt, _LONGEST_PAUSE_SECONDS))
+
+    def _again(self, reading: Reading) -> Reading:
+        return read(reading.messages, self.books, reading.expected_position, reading.next_position)
 
     async def _post_once(self, reading: Reading) -> Posted:
         prepared = await prepare(self._connection, reading.books, reading.items)
@@ -143,20 +158,31 @@ class Intake:
             posted_until=max((message.received_at for message in reading.messages), default=None),
         )
 
-    async def _recover(self, attempt: int) -> None:
-        await asyncio.sleep(min(0.05 * 2**attempt, 2.0))
-        if self._connection.closed or self._connection.broken:
-            self._connection = await connect(self._url)
+    async def _reconnect(self, started: float) -> None:
+        """Open a new connection, again and again while there is patience."""
+        await self._connection.close()
+        pause = 0.05
+        while True:
+            try:
+                self._connection = await connect(self._url)
+                return
+            except psycopg.OperationalError as error:
+                if self._patience is not None and time.monotonic() - started > self._patience:
+                    raise
+                log.warning("the database is away (%s); waiting for it", _first_line(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _was_committed(self, unknown: CommitUnknown) -> bool:
         """Ask by (feed, number, hash) whether a batch whose commit was not answered is there."""
-        await self._connection.close()
-        self._connection = await connect(self._url)
         cursor = await self._connection.execute(
             "select hash from ledger.batches where feed_id = %s and number = %s", [unknown.feed_id, unknown.number]
         )
         row = await cursor.fetchone()
-        return row is not None and bytes(row[0]) == unknown.hash
+        is_there = row is not None and bytes(row[0]) == unknown.hash
+        if is_there and unknown.posted.next_position is not None:
+            self.held.next_position = unknown.posted.next_position
+        return is_there
 
     async def _without_the_bad_row(self, reading: Reading, error: psycopg.Error) -> Reading:
         """Find the item that the database refuses, by halves in transactions that are rolled back, and set it aside."""
@@ -193,3 +219,7 @@ class Intake:
                 raise
             return True
         return False
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -4,6 +4,7 @@ Lock order: the feed's row, the calendar lock (shared), event keys by key, reque
 entries, whose triggers refuse closed periods and move budget windows by id.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class Posted:
     hash: bytes
     results: list[Result]
     entry_count: int
+    next_position: int | None
 
 
 @dataclass(slots=True)
@@ -541,7 +543,7 @@ async def _post_once(
             counts=writing.counts,
             digests={period: chain.digest(lines) for period, lines in digests.items()},
         )
-        posted = Posted(writing.batch_id, number, batch_hash, writing.results, writing.ordinal)
+        posted = Posted(writing.batch_id, number, batch_hash, writing.results, writing.ordinal, batch.next_position)
         await _write_batch(connection, held, batch, writing, posted, previous, digests)
         failpoints.hit("post.before_entries")
         if digests:
@@ -550,8 +552,10 @@ async def _post_once(
                     await copy.write(lines)
         failpoints.hit("post.before_commit")
     except BaseException:
-        if not connection.closed:
-            await connection.execute("rollback")
+        # A broken connection has rolled back by itself, and the first error is the one to tell.
+        with contextlib.suppress(psycopg.Error):
+            if not connection.closed:
+                await connection.execute("rollback")
         raise
     if not keep:
         await connection.execute("rollback")
