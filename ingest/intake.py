@@ -4,17 +4,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
 
-from ingest.usage_events import Speaker, event_bytes, read_events
-from ledger.books import Books, load_books
+from ingest.usage_events import Speaker, event_bytes, read_events, read_ndjson
+from ledger.books import Books, ensure_ids, load_books
 from ledger.database import Connection, connect, remedy_for
 from ledger.errors import StaleBooks
 from ledger.feeds import Claim
-from ledger.posting import Batch, CommitUnknown, Posted, Priced, post, prepare
+from ledger.posting import Batch, CommitUnknown, Missing, Posted, Priced, post, prepare
 from ledger.statements import DeadLetter, Item, Refused, Window
 
 log = logging.getLogger("tallystick.ingest")
@@ -42,43 +42,62 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a run of messages says, made with one version of the books; ready to post."""
+    """What a run of messages says, priced with one version of the books; ready to post."""
 
     messages: Sequence[Message]
     items: list[Item]
     places: list[tuple[int, int]]
     """For each item, the message it came from and its place in it."""
+    prepared: list[Priced | Window | DeadLetter]
+    missing: Missing
     books: Books
     expected_position: int | None
     next_position: int | None
 
     def body_of(self, index: int) -> bytes:
-        message, place = self.places[index]
         item = self.items[index]
         if isinstance(item, DeadLetter):
             return item.body
+        message, place = self.places[index]
         return event_bytes(self.messages[message].body, place, is_lines=self.messages[message].is_lines)
 
     def origin_of(self, index: int) -> str:
         return self.messages[self.places[index][0]].origin
 
+    def with_items(self, items: list[Item], places: list[tuple[int, int]]) -> "Reading":
+        """Return a reading of the same messages that says something else."""
+        prepared, missing = prepare(self.books, items)
+        return replace(self, items=items, places=places, prepared=prepared, missing=missing)
+
+    def batch(self) -> Batch:
+        return Batch(
+            items=self.prepared,
+            body_of=self.body_of,
+            origin_of=self.origin_of,
+            versions=self.books.versions,
+            first_position=self.messages[0].position if self.messages else None,
+            next_position=self.next_position,
+            expected_position=self.expected_position,
+            posted_until=max((message.received_at for message in self.messages), default=None),
+        )
+
 
 def read(
     messages: Sequence[Message], books: Books, expected_position: int | None = None, next_position: int | None = None
 ) -> Reading:
-    """Read messages with the books in hand; pure, and never raises for what is in them."""
+    """Read and price messages with the books in hand; pure, and never raises for what is in them."""
     items: list[Item] = []
     places: list[tuple[int, int]] = []
     for number, message in enumerate(messages):
         if message.refused is not None:
             found: list[Item] = [DeadLetter(message.body, message.refused)]
         else:
-            found = read_events(
-                message.body, books.parties, message.received_at, message.speaker, is_lines=message.is_lines
-            )
+            read_body = read_ndjson if message.is_lines else read_events
+            found = read_body(message.body, books.parties, message.received_at, message.speaker)
         items += found
         places += [(number, place) for place in range(len(found))]
-    return Reading(messages, items, places, books, expected_position, next_position)
+    prepared, missing = prepare(books, items)
+    return Reading(messages, items, places, prepared, missing, books, expected_position, next_position)
 
 
 class Intake:
@@ -140,23 +159,11 @@ class Intake:
     def _again(self, reading: Reading) -> Reading:
         return read(reading.messages, self.books, reading.expected_position, reading.next_position)
 
-    async def _post_once(self, reading: Reading) -> Posted:
-        prepared = await prepare(self._connection, reading.books, reading.items)
-        return await post(self._connection, self.held, self._batch(reading, prepared), reading.books)
-
-    @staticmethod
-    def _batch(reading: Reading, prepared: Sequence[Priced | Window | DeadLetter]) -> Batch:
-        first = reading.messages[0].position if reading.messages else None
-        return Batch(
-            items=prepared,
-            body_of=reading.body_of,
-            origin_of=reading.origin_of,
-            versions=reading.books.versions,
-            first_position=first,
-            next_position=reading.next_position,
-            expected_position=reading.expected_position,
-            posted_until=max((message.received_at for message in reading.messages), default=None),
-        )
+    async def _post_once(self, reading: Reading, *, keep: bool = True) -> Posted:
+        if reading.missing:
+            await ensure_ids(self._connection, reading.books, reading.missing.rate_sets, reading.missing.subjects)
+            reading = reading.with_items(reading.items, reading.places)
+        return await post(self._connection, self.held, reading.batch(), reading.books, keep=keep)
 
     async def _reconnect(self, started: float) -> None:
         """Open a new connection, again and again while there is patience."""
@@ -198,22 +205,12 @@ class Intake:
         log.warning("one event was set aside as a dead letter: %s", refused.detail)
         items = list(reading.items)
         items[low] = DeadLetter(reading.body_of(low), refused)
-        return Reading(
-            reading.messages, items, reading.places, reading.books, reading.expected_position, reading.next_position
-        )
+        return reading.with_items(items, reading.places)
 
     async def _is_refused(self, reading: Reading, low: int, high: int) -> bool:
-        part = Reading(
-            reading.messages,
-            reading.items[low:high],
-            reading.places[low:high],
-            reading.books,
-            reading.expected_position,
-            reading.next_position,
-        )
-        prepared = await prepare(self._connection, part.books, part.items)
+        part = reading.with_items(reading.items[low:high], reading.places[low:high])
         try:
-            await post(self._connection, self.held, self._batch(part, prepared), part.books, keep=False)
+            await self._post_once(part, keep=False)
         except psycopg.Error as error:
             if remedy_for(error) != "bisect":
                 raise

@@ -231,6 +231,13 @@ def read_ndjson(body: bytes, parties: Parties, received_at: int, speaker: Speake
     return _read_all(desk, events, body, lambda: lines)
 
 
+def event_bytes(body: bytes, place: int, *, is_lines: bool = False) -> bytes:
+    """Return the bytes of the event at a place of a message, as `read_events` or `read_ndjson` numbers them."""
+    if is_lines:
+        return [line for line in (line.strip(_BLANK) for line in body.split(b"\n")) if line][place]
+    return _delimit(body)[place].raw
+
+
 def _read_all(
     desk: "_Desk", events: Sequence[Event], body: bytes, raws: Callable[[], Sequence[bytes | msgspec.Raw]]
 ) -> list[Item]:

@@ -105,14 +105,10 @@ class Batch:
 # --- Before the transaction: price, and write the lines ---------------------------------------------------------------
 
 
-async def prepare(connection: Connection, books: Books, items: Sequence[Item]) -> list[Priced | Window | DeadLetter]:
-    """Price statements and write their lines, giving ids to rate sets and subjects that have none yet."""
+def prepare(books: Books, items: Sequence[Item]) -> tuple[list[Priced | Window | DeadLetter], "Missing"]:
+    """Price statements and write their lines; also return what has no id yet, after whose making it is to be done again."""
     missing = Missing()
-    ready = [_prepared(books, item, missing) for item in items]
-    if missing:
-        await ensure_ids(connection, books, missing.rate_sets, missing.subjects)
-        ready = [_prepared(books, item, missing) for item in items]
-    return ready
+    return [_prepared(books, item, missing) for item in items], missing
 
 
 @dataclass(slots=True)
