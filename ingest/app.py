@@ -130,7 +130,9 @@ def make_app(config: WorkerConfig) -> UsageApp:
     async def watch_the_log() -> None:
         consumer = app.consumer
         held = app.lanes.positions()
-        ends = {p: consumer.highwater(TP(config.topic, p)) for p in held if TP(config.topic, p) in consumer.assignment()}
+        ends = {
+            p: consumer.highwater(TP(config.topic, p)) for p in held if TP(config.topic, p) in consumer.assignment()
+        }
         try:
             app.lanes.check_ends(ends)
         except LedgerError as error:

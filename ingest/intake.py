@@ -119,7 +119,9 @@ class Intake:
     async def close(self) -> None:
         await self._connection.close()
 
-    def read(self, messages: Sequence[Message], expected_position: int | None = None, next_position: int | None = None) -> Reading:
+    def read(
+        self, messages: Sequence[Message], expected_position: int | None = None, next_position: int | None = None
+    ) -> Reading:
         return read(messages, self.books, expected_position, next_position)
 
     async def post(self, reading: Reading) -> Posted:

@@ -26,7 +26,9 @@ _KILLS: Final = 3
 _CAREFUL_MESSAGES: Final = 200
 """How far a careful worker goes before it trusts the log again: more than one read can have in hand."""
 
-_KILLER: Final = Refused("kills_process", f"the worker died {_KILLS} times with this message in hand; it was not read again")
+_KILLER: Final = Refused(
+    "kills_process", f"the worker died {_KILLS} times with this message in hand; it was not read again"
+)
 
 
 class LogChanged(LedgerError):
@@ -121,7 +123,12 @@ class Lanes:
                 starts = await feeds.count_start(connection, held)
                 if starts > _STARTS_WITHOUT_PROGRESS:
                     careful_until += _CAREFUL_MESSAGES
-                    log.warning("feed %s: start %d at position %d: going one message at a time", name, starts, held.next_position)
+                    log.warning(
+                        "feed %s: start %d at position %d: going one message at a time",
+                        name,
+                        starts,
+                        held.next_position,
+                    )
         finally:
             await connection.close()
         return Lane(await Intake.open(self._url, held, patience=None), careful_until, held.next_position)

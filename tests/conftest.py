@@ -9,6 +9,7 @@ import pytest
 from tallystick.embedded import EmbeddedBroker, EmbeddedPostgres
 from tests.support import databases
 from tests.support import kafka4 as kafka4_support
+from tests.support.ledger import Ledger
 
 CHECKOUT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
@@ -70,3 +71,13 @@ def kafka4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka4_support.
         yield broker
     finally:
         broker.stop()
+
+
+@pytest.fixture
+def ledger(database: databases.Database) -> Iterator[Ledger]:
+    """An empty ledger with t-alpha, a gateway and a node; prices and more by its own calls."""
+    made = Ledger(database).add_tenant().add_source().add_node()
+    try:
+        yield made
+    finally:
+        made.close()
