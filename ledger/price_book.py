@@ -606,6 +606,14 @@ class PriceBook:
         piece = timeline.pieces[bisect_right(timeline.starts, selectors.occurred_at)]
         return piece.only or self._cell(piece, selectors.occurred_at // _MINUTE % _DAY, selectors.input_tokens)
 
+    def slots(self) -> tuple[Slot, ...]:
+        """Return everything that has a card."""
+        return tuple(self._chains)
+
+    def history(self, slot: Slot, currency: str = "") -> tuple[Card, ...]:
+        """Return the cards of a slot in order of time, without those that were replaced; the charge book has a currency."""
+        return tuple(self._chains.get(slot, {}).get(currency, ()))
+
     def price_changes(self, book: Book, selectors: Selectors) -> tuple[int, ...]:
         """Return the instants at which another card starts to count for the selectors."""
         return tuple(self._timeline(book, selectors).starts)
