@@ -8,10 +8,12 @@ say. Sources are named on each record; all counts are whole numbers from exact J
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from ingest.refusals import refused
-from ledger.meters import METERS
+from ledger.meters import METERS, input_tokens, output_tokens
 from ledger.statements import Refused
 
 PARSER_VERSION: Final = 1
@@ -229,7 +231,7 @@ FLAVOURS: Final[Mapping[str, Flavour]] = {flavour.name: flavour for flavour in _
 # --- The reader ------------------------------------------------------------------------------------------------------
 
 
-class Counted(NamedTuple):
+class Counted(Struct, frozen=True, gc=False):
     """What a usage object says, in meters: each token in exactly one."""
 
     quantities: dict[str, int] | None
@@ -240,6 +242,8 @@ class Counted(NamedTuple):
     notes: Mapping[str, Any] | None = None
     tier: str | None = None
     """The service tier that the object itself names."""
+    input_tokens: int = 0
+    output_tokens: int = 0
 
 
 class _Plan:
@@ -287,17 +291,22 @@ class _Plan:
 
 
 class _SidePlan:
-    __slots__ = ("beside", "by_total", "has_modalities", "inside", "meter", "name", "side")
+    __slots__ = ("beside", "by_total", "inside", "meter", "modalities", "name", "side")
 
     def __init__(self, side: Side, name: str) -> None:
         self.side, self.name, self.meter = side, name, side.meter
         self.inside = tuple(detail.meter for detail in side.details if detail.lies == "inside")
         self.beside = tuple(detail.meter for detail in side.details if detail.lies == "beside")
         self.by_total = tuple(detail.meter for detail in side.details if detail.lies == "by_total")
-        self.has_modalities = bool(side.modalities or side.by_modality)
+        self.modalities = tuple(f"{name}/{modality}" for modality in side.modalities)
+        if side.by_modality:
+            self.modalities += (f"{name}/modalities",)
 
 
 _PLANS: Final[Mapping[str, _Plan]] = {name: _Plan(flavour) for name, flavour in FLAVOURS.items()}
+
+
+_NO_COUNT: Final = ", a count must be a whole number from 0 to 2^63 - 1"
 
 
 class _NotACountError(Exception):
@@ -305,7 +314,10 @@ class _NotACountError(Exception):
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.refused = refused(reason, detail)
+        self.reason, self.detail = reason, detail
+
+    def under(self, key: str) -> "_NotACountError":
+        return _NotACountError(self.reason, f"{key}.{self.detail}")
 
 
 def whole_count(value: Any) -> int | None:
@@ -335,14 +347,13 @@ def read_quantities(stated: Mapping[str, Any]) -> Counted | Refused:
         else:
             count = whole_count(value)
             if count is None:
-                return refused(
-                    "not_a_count", f"{name} is {value!r:.60}, a count must be a whole number from 0 to 2^63 - 1"
-                )
+                return refused("not_a_count", f"{name} is {value!r:.60}{_NO_COUNT}")
             if count:
                 quantities[name] = count
+    sums = input_tokens(quantities), output_tokens(quantities)
     if is_complete:
-        return Counted(quantities)
-    return Counted(quantities or None, ("usage_incomplete",), False)
+        return Counted(quantities, (), True, None, None, *sums)
+    return Counted(quantities or None, ("usage_incomplete",), False, None, None, *sums)
 
 
 def read_usage(flavour: str, usage: Mapping[str, Any]) -> Counted | Refused:
@@ -357,7 +368,7 @@ def read_usage(flavour: str, usage: Mapping[str, Any]) -> Counted | Refused:
     try:
         return _count(plan, usage)
     except _NotACountError as error:
-        return error.refused
+        return refused(error.reason, error.detail)
 
 
 def fold_frames(flavour: str, frames: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | Refused | None:
@@ -373,7 +384,7 @@ def fold_frames(flavour: str, frames: Sequence[Mapping[str, Any] | None]) -> dic
     return _fold_anthropic(stated)
 
 
-def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str, Any], above: str = "") -> None:
+def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str, Any]) -> None:
     """Collect what is stated at the places, checked to be counts; a null is as good as absent."""
     for key, value in usage.items():
         place = places.get(key)
@@ -384,20 +395,20 @@ def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str
                 found[place] = value
             elif place.endswith("/modalities"):
                 if type(value) is not list and type(value) is not dict:
-                    raise _NotACountError("wrong_type", f"{above}{key} must be a list or an object")
+                    raise _NotACountError("wrong_type", f"{key} must be a list or an object")
                 found[place] = value
             else:
                 count = whole_count(value)
                 if count is None:
-                    raise _NotACountError(
-                        "not_a_count",
-                        f"{above}{key} is {value!r:.60}, a count must be a whole number from 0 to 2^63 - 1",
-                    )
+                    raise _NotACountError("not_a_count", f"{key} is {value!r:.60}{_NO_COUNT}")
                 found[place] = count
         elif type(value) is dict:
-            _gather(place, value, found, f"{above}{key}.")
+            try:
+                _gather(place, value, found)
+            except _NotACountError as error:
+                raise error.under(key) from None
         else:
-            raise _NotACountError("wrong_type", f"{above}{key} must be an object")
+            raise _NotACountError("wrong_type", f"{key} must be an object")
 
 
 def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
@@ -415,6 +426,7 @@ def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
         _split_writes(flavour.lifetimes, found, flags)
     total = found.get("total")
     quantities: dict[str, int] = {}
+    sums: list[int] = []
     parts_sum = 0
     is_complete = True
     for side in plan.sides:
@@ -453,10 +465,13 @@ def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
                 raise _NotACountError("part_above_whole", f"{parts} is above {side.side.at[0]} {whole}")
             # The whole is unknown: its parts are kept as read, and nothing of it is priced.
             rest = 0
-        if side.has_modalities and is_stated:
-            rest = _split_modalities(side, found, whole, rest, quantities, flags, inside)
+        for slot in side.modalities:
+            if found.get(slot) and is_stated:
+                rest = _split_modalities(side, found, whole, rest, quantities, flags, inside)
+                break
         if rest:
             quantities[side.meter] = rest
+        sums.append(parts_sum)
     for meter in flavour.calls:
         count = found.get(meter)
         if count:
@@ -481,10 +496,10 @@ def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
         if usage.get(name) and _holds_more(usage[name]):
             flags.append(f"{name}_unread")
             is_priceable = False
-    if len(flags) > 1:
-        flags = sorted(set(flags))
     known = quantities if quantities or is_complete or "input" in found or "output" in found else None
-    return Counted(known, tuple(flags), is_priceable, notes, tier)
+    return Counted(
+        known, tuple(sorted(set(flags))) if flags else (), is_priceable, notes, tier, sums[0], sums[1] - sums[0]
+    )
 
 
 def _split_writes(lifetimes: Lifetimes, found: dict[str, Any], flags: list[str]) -> None:

@@ -5,7 +5,7 @@ pass; where that fails, each event is read alone, so that a bad neighbour costs 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ingest.flavours import COUNT_MAX, FLAVOURS, PARSER_VERSION, Counted, fold_frames, read_quantities, read_usage
 from ingest.languages import language_of
 from ingest.refusals import refused
-from ledger.keys import REQUEST, digest_uuid, event_key, key, request_key
+from ledger.keys import EVENT, REQUEST, digest_uuid, event_key, key
 from ledger.meters import METERS
 from ledger.parties import Model, Parties, Source, Tenant
 from ledger.statements import DIMENSIONS, DeadLetter, Item, Part, Refused, Statement, Window
@@ -177,6 +177,7 @@ Event = UsageEvent | WindowEvent
 _PACK: Final = msgspec.json.Decoder(list[Event], float_hook=Decimal)
 _EVENT: Final = msgspec.json.Decoder(Event, float_hook=Decimal)
 _ANY: Final = msgspec.json.Decoder(float_hook=Decimal)
+_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 _RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _UNREADABLE: Final = (ValueError, ArithmeticError, RecursionError)
 
@@ -198,74 +199,67 @@ class Speaker(Struct, frozen=True):
 
 
 def read_events(body: bytes, parties: Parties, received_at: int, speaker: Speaker | None = None) -> list[Item]:
-    """Read a message that holds one event or a pack of them; one item per event, in the order of the message.
+    """Read a message that holds one event or a pack of them.
 
+    Shape: one item per event, in the order of the message; at least one for all bodies but an empty pack.
     Units: `received_at` in UTC microseconds: the HTTP arrival, or the broker's append time.
     Errors: none; what cannot be read is a DeadLetter with its bytes.
     """
-    desk = _desk(parties, received_at, speaker)
-    start = body.lstrip(_BLANK)[:1]
-    events: Sequence[Event]
-    try:
-        if start == b"[":
-            events = _PACK.decode(body)
-        elif start == b"{":
-            events = [_EVENT.decode(body)]
-        else:
-            return [DeadLetter(body, _not_a_message(body))]
-    except _UNREADABLE:
-        return [_read_alone(desk, item) for item in _delimit(body)]
-    return _read_all(desk, events, body, lambda: _RAWS.decode(body) if start == b"[" else (body,))
+    return _read(body, _desk(parties, received_at, speaker), False)
 
 
 def read_ndjson(body: bytes, parties: Parties, received_at: int, speaker: Speaker | None = None) -> list[Item]:
     """Read a message that holds one event per line; blank lines are skipped. Otherwise as `read_events`."""
-    desk = _desk(parties, received_at, speaker)
-    lines = [line for line in (line.strip(_BLANK) for line in body.split(b"\n")) if line]
-    if not lines:
-        return [DeadLetter(body, refused("empty_message", "the message is empty"))]
+    return _read(body, _desk(parties, received_at, speaker), True)
+
+
+def _read(body: bytes, desk: "_Desk", is_lines: bool) -> list[Item]:
     try:
-        events = [_EVENT.decode(line) for line in lines]
+        events = _decode(body, is_lines)
     except _UNREADABLE:
-        return [_read_alone(desk, line) for line in lines]
-    return _read_all(desk, events, body, lambda: lines)
-
-
-def event_bytes(body: bytes, place: int, *, is_lines: bool = False) -> bytes:
-    """Return the bytes of the event at a place of a message, as `read_events` or `read_ndjson` numbers them."""
-    if is_lines:
-        return [line for line in (line.strip(_BLANK) for line in body.split(b"\n")) if line][place]
-    return _delimit(body)[place].raw
-
-
-def _read_all(
-    desk: "_Desk", events: Sequence[Event], body: bytes, raws: Callable[[], Sequence[bytes | msgspec.Raw]]
-) -> list[Item]:
-    """Check events that were decoded together; their bytes are looked for only where one is refused."""
+        return [_read_alone(desk, piece) for piece in _pieces(body, is_lines)]
+    read: list[Statement | Window | Refused]
     if _NUL_ESCAPE in body:
         # JSON can only say U+0000 by this escape, so that all other messages need no search.
         read = [_nul_in(event) or desk.read(event) for event in events]
     else:
-        read = [desk.read(event) for event in events]
-    if any(type(item) is Refused for item in read):
-        bodies = raws()
-        return [DeadLetter(bytes(bodies[n]), item) if type(item) is Refused else item for n, item in enumerate(read)]  # type: ignore[misc]
+        statement, window = desk.statement, desk.window
+        try:
+            read = [statement(event) if type(event) is UsageEvent else window(event) for event in events]  # type: ignore[arg-type]
+        except Exception:
+            read = [desk.read(event) for event in events]
+    if Refused in map(type, read):
+        # Their bytes are looked for only now, since nearly all messages need none.
+        pieces = _pieces(body, is_lines)
+        return [DeadLetter(pieces[n].raw, item) if isinstance(item, Refused) else item for n, item in enumerate(read)]
     return read  # type: ignore[return-value]
+
+
+def event_bytes(body: bytes, place: int, *, is_lines: bool = False) -> bytes:
+    """Return the bytes of the event that became item number `place` of `read_events` or `read_ndjson`."""
+    return _pieces(body, is_lines)[place].raw
+
+
+def _decode(body: bytes, is_lines: bool) -> Sequence[Event]:
+    """Decode all events of a message in one pass; raise where one of them is not of this contract."""
+    if is_lines:
+        return [_EVENT.decode(line) for line in _lines(body)]
+    return _PACK.decode(body) if body.lstrip(_BLANK)[:1] == b"[" else [_EVENT.decode(body)]
+
+
+def _lines(body: bytes) -> list[bytes]:
+    lines = [line for line in (line.strip(_BLANK) for line in body.split(b"\n")) if line]
+    return lines or [body]
 
 
 _BLANK: Final = b" \t\r\n"
 _NUL_ESCAPE: Final = b"\\u0000"
 
 
-def _not_a_message(body: bytes) -> Refused:
-    if not body.strip(_BLANK):
-        return refused("empty_message", "the message is empty")
-    why = _unreadable(body)
-    return why or refused("not_an_event", "a message must be an object or an array of objects")
-
-
 def _unreadable(raw: bytes) -> Refused | None:
     """Return why bytes are no JSON that we can read, or None if they are."""
+    if not raw.strip(_BLANK):
+        return refused("empty_message", "the message is empty")
     try:
         _ANY.decode(raw)
     except RecursionError:
@@ -305,6 +299,21 @@ class _Piece(NamedTuple):
 
     raw: bytes
     refused: Refused | None = None
+
+
+def _pieces(body: bytes, is_lines: bool) -> list[_Piece]:
+    """Cut a message into its events; the same pieces for the same bytes, whoever asks."""
+    if is_lines:
+        return [_Piece(line) for line in _lines(body)]
+    start = body.lstrip(_BLANK)[:1]
+    if start != b"[" and start != b"{":
+        return [_Piece(body, _unreadable(body) or refused("not_an_event", "a message must be an object or an array"))]
+    try:
+        return (
+            [_Piece(bytes(raw)) for raw in _RAWS.decode(body)] if start == b"[" else [_Piece(bytes(_RAW.decode(body)))]
+        )
+    except _UNREADABLE:
+        return _delimit(body)
 
 
 # A string that never ends matches as its lone quote; possessive, so that no bytes make it try twice.
@@ -365,10 +374,9 @@ def _delimit(body: bytes) -> list[_Piece]:
     return pieces
 
 
-def _read_alone(desk: "_Desk", piece: _Piece | bytes) -> Item:
+def _read_alone(desk: "_Desk", piece: _Piece) -> Item:
     """Read one event from its own bytes."""
-    raw, why = piece if isinstance(piece, _Piece) else (piece, None)
-    item: Statement | Window | Refused
+    raw, why = piece
     if why is not None:
         return DeadLetter(raw, why)
     try:
@@ -376,7 +384,7 @@ def _read_alone(desk: "_Desk", piece: _Piece | bytes) -> Item:
     except _UNREADABLE as error:
         return DeadLetter(raw, _why_undecodable(raw, error))
     item = (_nul_in(event) if _NUL_ESCAPE in raw else None) or desk.read(event)
-    return DeadLetter(raw, item) if type(item) is Refused else item  # type: ignore[return-value]
+    return DeadLetter(raw, item) if isinstance(item, Refused) else item
 
 
 def _why_undecodable(raw: bytes, error: Exception) -> Refused:
@@ -442,7 +450,7 @@ def _desk(parties: Parties, received_at: int, speaker: Speaker | None) -> "_Desk
 class _Desk:
     """What stays the same for all events of a message: the parties, the arrival, the credential."""
 
-    __slots__ = ("parties", "received_at", "speaker", "trusted")
+    __slots__ = ("latest_at", "models", "parties", "received_at", "speaker", "trusted")
 
     def __init__(
         self,
@@ -452,11 +460,12 @@ class _Desk:
         trusted: dict[tuple[str | None, str | None], tuple[str, Source, Tenant]],
     ) -> None:
         self.parties, self.received_at, self.speaker, self.trusted = parties, received_at, speaker, trusted
+        self.latest_at, self.models = received_at + AHEAD_MAX, parties.models
 
     def read(self, event: Event) -> Statement | Window | Refused:
         """Return what an event becomes. A fault of ours costs this event and not the worker: its bytes are kept."""
         try:
-            return self._statement(event) if type(event) is UsageEvent else self._window(event)  # type: ignore[arg-type]
+            return self.statement(event) if type(event) is UsageEvent else self.window(event)  # type: ignore[arg-type]
         except Exception as error:
             return refused("reader_failed", f"{type(error).__name__}: {error}")
 
@@ -485,7 +494,7 @@ class _Desk:
             return refused("source_may_not_speak", f"source: {source!r:.80} may not speak for {tenant_id!r:.80}")
         return tenant_id, known, tenant
 
-    def _statement(self, event: UsageEvent) -> Statement | Refused:
+    def statement(self, event: UsageEvent) -> Statement | Refused:
         data = event.data
         event_id = event.id
         if not event_id:
@@ -502,8 +511,8 @@ class _Desk:
         if request_id is None and source.kind == "node":
             return refused("missing_request_id", "data.request_id: is missing in a node's report")
         occurred_at = _occurred_at(event.time, data.time_unix, data.time_unit)
-        if type(occurred_at) is not int:
-            return occurred_at  # type: ignore[return-value]
+        if isinstance(occurred_at, Refused):
+            return occurred_at
         if tenant.merged_at is not None:
             payer = self.parties.tenant_at(sent_tenant_id, occurred_at)
             if payer is None:
@@ -546,12 +555,12 @@ class _Desk:
             counts = b'{"local_estimate":' + _canonical(_cut(estimate)) + b"}"
             if data.basis == "estimated" or type(estimated) is Refused:
                 counted = estimated
-        if type(counted) is Refused:
+        if isinstance(counted, Refused):
             return counted
         provider, model = data.provider, data.model
-        known_model = self.parties.models.get((provider or "", model or data.requested_model or ""))
-        if counted is not None and known_model is not None and counted.quantities:  # type: ignore[union-attr]
-            above = _above_limit(known_model, counted.quantities)  # type: ignore[union-attr]
+        known_model = self.models.get((provider or "", model or data.requested_model or ""))
+        if known_model is not None and counted is not None:
+            above = _above_limit(known_model, counted)
             if above is not None:
                 return above
 
@@ -568,14 +577,14 @@ class _Desk:
         found: dict[str, int] | None = None
         served_tier = data.service_tier
         if counted is not None:
-            found, flags, is_priceable, notes, tier = counted  # type: ignore[misc]
-            served_tier = served_tier or tier
+            found, flags, is_priceable, notes = counted.quantities, counted.flags, counted.is_priceable, counted.notes
+            served_tier = served_tier or counted.tier
         has_usage = found is not None
         if status == "void":
             found, flags, is_priceable, notes, is_chargeable, has_usage = {}, (), True, None, False, True
         elif is_own_hit:
-            if found is not None:
-                avoided = sum([count for meter, count in found.items() if METERS[meter].unit == "token"])
+            if counted is not None and found is not None:
+                avoided = counted.input_tokens + counted.output_tokens
                 if avoided > COUNT_MAX:
                     return refused("not_a_count", "data.usage: the counts sum above 2^63 - 1")
             found, is_priceable, is_chargeable = {}, True, False
@@ -632,15 +641,15 @@ class _Desk:
         if is_own_hit:
             claimed = None
         elif request_id is not None:
-            claimed = request_key(sent_tenant_id, request_id)
+            claimed = key(REQUEST, sent_tenant_id, "", request_id)
         else:
             # With its source in front, so that it can never equal the key of a stated request id.
             claimed = key(REQUEST, sent_tenant_id, source.source, event_id)
         content = canonical_content(event, sent_tenant_id, occurred_at, is_final, counts)
-        early_or_late = _outside_window(occurred_at, self.received_at)
+        is_in_time = EARLIEST_AT <= occurred_at <= self.latest_at
         # Positional, since naming thirty-odd fields costs more than checking them; the order is Statement's own.
         return Statement(
-            event_key(sent_tenant_id, source.source, event_id),
+            key(EVENT, sent_tenant_id, source.source, event_id),
             digest_uuid(content),
             claimed,
             (
@@ -675,10 +684,10 @@ class _Desk:
             flavour,
             PARSER_VERSION,
             raw,
-            early_or_late,
+            None if is_in_time else _outside_window(occurred_at, self.received_at),
         )
 
-    def _window(self, event: WindowEvent) -> Window | Refused:
+    def window(self, event: WindowEvent) -> Window | Refused:
         data = event.data
         if not event.id:
             return refused("missing_id", "id: is missing")
@@ -744,14 +753,15 @@ def _outside_window(occurred_at: int, received_at: int) -> Refused | None:
     return None
 
 
-def _above_limit(model: Model, quantities: Mapping[str, int]) -> Refused | None:
-    for side, limit in (("input", model.input_tokens_max), ("output", model.output_tokens_max)):
-        if limit is not None:
-            tokens = sum([n for m, n in quantities.items() if METERS[m].side == side and METERS[m].unit == "token"])
-            if tokens > limit:
-                return refused(
-                    "above_model_limit", f"data.usage: {tokens} {side} tokens, {model.model} has at most {limit}"
-                )
+def _above_limit(model: Model, counted: Counted) -> Refused | None:
+    limit = model.input_tokens_max
+    if limit is not None and counted.input_tokens > limit:
+        return refused("above_model_limit", f"{counted.input_tokens} input tokens, {model.model} takes at most {limit}")
+    limit = model.output_tokens_max
+    if limit is not None and counted.output_tokens > limit:
+        return refused(
+            "above_model_limit", f"{counted.output_tokens} output tokens, {model.model} gives at most {limit}"
+        )
     return None
 
 
@@ -843,18 +853,38 @@ def _is_key(name: str) -> bool:
     return _KEY(name) is not None
 
 
-def _cut(usage: Mapping[str, Any], depth: int = _CUT_DEPTH) -> dict[str, Any]:
-    """Return a usage object cut to numbers, flags and known words, with one spelling per number."""
-    kept: dict[str, Any] = {}
+# Keys that providers are known to use: one look-up instead of a pattern, on nearly every key of nearly every event.
+_USUAL_KEYS: Final = frozenset(
+    {
+        "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details",
+        "cached_tokens", "cache_write_tokens", "text_tokens", "audio_tokens", "image_tokens", "reasoning_tokens",
+        "accepted_prediction_tokens", "rejected_prediction_tokens", "created_cache_tokens",
+        "input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation",
+        "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens", "output_tokens_details", "thinking_tokens",
+        "promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "totalTokenCount", "cachedContentTokenCount",
+        "toolUsePromptTokenCount",
+        *METERS,
+    }
+)  # fmt: skip
+
+
+def _cut(usage: dict[str, Any], depth: int = _CUT_DEPTH) -> dict[str, Any]:
+    """Return a usage object cut to numbers, flags and known words, with one spelling per number.
+
+    The object itself where nothing is to be cut.
+    """
     for name, value in usage.items():
-        if not _is_key(name):
-            continue
-        if type(value) is int and -COUNT_MAX <= value <= COUNT_MAX:
-            kept[name] = value
-        elif type(value) is dict:
-            if depth:
-                kept[name] = _cut(value, depth - 1)
-        else:
+        if name in _USUAL_KEYS:
+            if type(value) is int and -COUNT_MAX <= value <= COUNT_MAX:
+                continue
+            if type(value) is dict and depth and _cut(value, depth - 1) is value:
+                continue
+        break
+    else:
+        return usage
+    kept = {}
+    for name, value in usage.items():
+        if _is_key(name):
             value = _cut_value(name, value, depth)
             if value is not UNSET:
                 kept[name] = value
@@ -906,4 +936,4 @@ def events_json_schema() -> dict[str, Any]:
     }
 
 
-assert len(DIMENSIONS) == 32, "the tuple in _statement is written in this order"
+assert len(DIMENSIONS) == 32, "the tuple in statement is written in this order"

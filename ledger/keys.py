@@ -16,10 +16,9 @@ _UUID7: Final = re.compile(
 
 
 @lru_cache(maxsize=65_536)
-def _head(kind: bytes, tenant: str, source: str) -> bytes:
+def _head(kind: bytes, tenant: str, source: str) -> str:
     """Return what all keys of one kind, tenant and source begin with: each part behind its length in bytes."""
-    tenant_bytes, source_bytes = tenant.encode(), source.encode()
-    return b"%b %d:%b %d:%b " % (kind, len(tenant_bytes), tenant_bytes, len(source_bytes), source_bytes)
+    return f"{kind.decode()} {len(tenant.encode())}:{tenant} {len(source.encode())}:{source} "
 
 
 def key(kind: bytes, tenant: str, source: str, identity: str) -> str:
@@ -29,8 +28,8 @@ def key(kind: bytes, tenant: str, source: str, identity: str) -> str:
     bits of time in front of 80 bits of SHA-256: keys that arrive together lie together, and the hot pages of a large
     index stay in memory.
     """
-    identity_bytes = identity.encode()
-    digest = sha256(b"%b%d:%b" % (_head(kind, tenant, source), len(identity_bytes), identity_bytes)).hexdigest()
+    length = len(identity) if identity.isascii() else len(identity.encode())
+    digest = sha256(f"{_head(kind, tenant, source)}{length}:{identity}".encode()).hexdigest()
     if len(identity) == 36 and identity[14] == "7" and _UUID7(identity):
         return f"{identity[:13].lower()}-{digest[:4]}-{digest[4:8]}-{digest[8:20]}"
     return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
