@@ -48,7 +48,7 @@ def make_event(event_id: str = "ev-1", **overrides: Any) -> dict[str, Any]:
     return {**envelope, "data": data}
 
 
-def message_of(*events: dict[str, Any]) -> bytes:
+def event_bytes(*events: dict[str, Any]) -> bytes:
     """Return one event as an object, several as a pack."""
     return json.dumps(events[0] if len(events) == 1 else list(events)).encode()
 
