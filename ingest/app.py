@@ -13,6 +13,7 @@ from faust.types import TP
 from mode.supervisors import CrashingSupervisor
 
 from ingest.lanes import Lanes, Record
+from ledger import failpoints
 from ledger.errors import LedgerError
 
 log = logging.getLogger("tallystick.worker")
@@ -34,6 +35,8 @@ class WorkerConfig:
     batch_messages_max: int = 5000
     batch_bytes_max: int = 2 * 1024 * 1024
     message_bytes_max: int = 4 * 1024 * 1024
+    failpoints: str = ""
+    """For crash tests only: see ledger.failpoints."""
 
 
 class _Thread(driver.AIOKafkaConsumerThread):
@@ -173,14 +176,16 @@ class _Sparingly(logging.Filter):
 def run(config: WorkerConfig) -> int:
     """Run a worker until it is told to stop; return its exit code: 0, or 1 after an error that it could not handle."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for name in ("aiokafka", "faust", "mode"):
+    # The services of Faust log under the module of their class, so under ours as well.
+    for name in ("aiokafka", "faust", "mode", "ingest.app"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_Sparingly())
+    failpoints.configure(config.failpoints)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     app = make_app(config)
-    worker = cast(Any, app.Worker(loglevel="warn", redirect_stdouts=False, override_logging=False, loop=loop))
+    worker = cast(Any, app.Worker(loglevel="info", redirect_stdouts=False, override_logging=False, loop=loop))
     try:
         worker.execute_from_commandline()
     except SystemExit as ended:

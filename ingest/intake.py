@@ -10,6 +10,7 @@ from typing import Final
 import psycopg
 
 from ingest.usage_events import Speaker, event_bytes, read_events, read_ndjson
+from ledger import failpoints
 from ledger.books import Books, ensure_ids, load_books
 from ledger.database import Connection, connect, remedy_for
 from ledger.errors import StaleBooks
@@ -92,6 +93,7 @@ def read(
         if message.refused is not None:
             found: list[Item] = [DeadLetter(message.body, message.refused)]
         else:
+            failpoints.hit("read.message", message.body)
             read_body = read_ndjson if message.is_lines else read_events
             found = read_body(message.body, books.parties, message.received_at, message.speaker)
         items += found

@@ -5,16 +5,18 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-_ACTIONS: Final[dict[str, Callable[[], None]]] = {}
+Action = Callable[[bytes], None]
+
+_ACTIONS: Final[dict[str, Action]] = {}
 
 
-def hit(name: str) -> None:
-    """Do what a test has set for this place, if anything."""
+def hit(name: str, content: bytes = b"") -> None:
+    """Do what a test has set for this place, if anything; `content` is what is in hand there."""
     if _ACTIONS and (action := _ACTIONS.get(name)):
-        action()
+        action(content)
 
 
-def set_failpoint(name: str, action: Callable[[], None] | None) -> None:
+def set_failpoint(name: str, action: Action | None) -> None:
     """Set or, with None, clear what happens at a place."""
     if action is None:
         _ACTIONS.pop(name, None)
@@ -28,22 +30,34 @@ def die() -> None:
 
 
 def configure(spec: str) -> None:
-    """Read settings such as `post.before_commit=die@3`: die at the third hit of that place."""
+    """Read settings such as `post.before_commit=die@3`: die at the third hit of that place; or `read.message=die~text`:
+    die whenever what is in hand holds that text.
+    """
     for part in filter(None, spec.split(",")):
         name, _, what = part.partition("=")
-        act, _, at = what.partition("@")
-        if act != "die":
-            raise ValueError(f"failpoint {name!r}: the only action is die, got {act!r}")
-        set_failpoint(name, _nth(int(at or "1")))
+        if what.startswith("die@"):
+            set_failpoint(name, _nth(int(what.removeprefix("die@"))))
+        elif what.startswith("die~"):
+            set_failpoint(name, _with(what.removeprefix("die~").encode()))
+        else:
+            raise ValueError(f"failpoint {name!r}: the actions are die@n and die~text, got {what!r}")
 
 
-def _nth(count: int) -> Callable[[], None]:
+def _nth(count: int) -> Action:
     hits = 0
 
-    def action() -> None:
+    def action(_: bytes) -> None:
         nonlocal hits
         hits += 1
         if hits == count:
+            die()
+
+    return action
+
+
+def _with(text: bytes) -> Action:
+    def action(content: bytes) -> None:
+        if text in content:
             die()
 
     return action
