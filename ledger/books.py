@@ -49,7 +49,8 @@ def _instant(at: datetime | None) -> int | None:
     return None if at is None else micros(at)
 
 
-async def _load_parties(connection: Connection, version: int) -> Parties:
+async def load_tenants(connection: Connection) -> dict[str, Tenant]:
+    """Read all tenants with their versions."""
     versions: dict[str, list[TenantVersion]] = {}
     async for tenant_id, effective_at, entity_id, zone, currency, status in await connection.execute(
         "select tenant_id, effective_at, entity_id, time_zone, charge_currency, status from ledger.tenant_versions"
@@ -71,6 +72,11 @@ async def _load_parties(connection: Connection, version: int) -> Parties:
                 merged_into,
                 _instant(merged_at),
             )
+    return tenants
+
+
+async def _load_parties(connection: Connection, version: int) -> Parties:
+    tenants = await load_tenants(connection)
     spoken_for: dict[str, set[str]] = {}
     async for source, tenant_id in await connection.execute("select source, tenant_id from ledger.source_tenants"):
         spoken_for.setdefault(source, set()).add(tenant_id)

@@ -6,6 +6,7 @@ LedgerError
 ├── StaleBooks              parties, prices, periods or budgets changed since the batch was made
 ├── ActRefused              a command asks for what the rules forbid
 │   ├── Unknown             a command names what is not there
+│   ├── AlreadyThere        a command adds what is there
 │   └── CardRefused         a card breaks a rule of the price book
 └── ChainBroken             verify found rows that differ from what was posted
 """
@@ -48,6 +49,14 @@ class Unknown(ActRefused):
     def __init__(self, what: str, name: str) -> None:
         self.what, self.name = what, name
         super().__init__(f"there is no {what} {name!r}")
+
+
+class AlreadyThere(ActRefused):
+    """A command adds what is there."""
+
+    def __init__(self, what: str, name: str) -> None:
+        self.what, self.name = what, name
+        super().__init__(f"there is a {what} {name!r} already")
 
 
 class CardRefused(ActRefused):

@@ -7,6 +7,19 @@ from typing import Final
 EXACT: Final = Context(prec=100, traps=[Inexact, InvalidOperation])
 """Arithmetic that would lose a digit raises instead."""
 
+# Source: ISO 4217 list one without funds and metals, checked 2026-11-29.
+_CURRENCY_CODES: Final = (
+    "AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BHD BIF BMD BND BOB BRL BSD BTN BWP BYN BZD CAD "
+    "CDF CHF CLP CNY COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD "
+    "GNF GTQ GYD HKD HNL HTG HUF IDR ILS INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD "
+    "KZT LAK LBP LKR LRD LSL LYD MAD MDL MGA MKD MMK MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO "
+    "NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN PYG QAR RON RSD RUB RWF SAR SBD SCR SDG SEK SGD SHP SLE "
+    "SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD TWD TZS UAH UGX USD UYU UZS VED VES VND "
+    "VUV WST XAF XCD XCG XOF XPF YER ZAR ZMW ZWG "
+)
+CURRENCIES: Final = frozenset(_CURRENCY_CODES.split())
+"""What something can be charged in."""
+
 # ISO 4217 minor units where they are not 2. Source: ISO 4217 list one, checked 2026-11-29.
 _EXPONENTS: Final[Mapping[str, int]] = {
     **dict.fromkeys(

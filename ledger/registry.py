@@ -1,0 +1,654 @@
+"""The register of parties: tenants, entities, sources, provider accounts and models, as commands change it.
+
+Every change holds the calendar lock alone, raises the version of what it changed, and is written down as an act.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, Final
+from zoneinfo import available_timezones
+
+import psycopg
+from psycopg.rows import class_row
+
+from ledger.books import load_tenants
+from ledger.database import Connection, change, record_act
+from ledger.errors import ActRefused, AlreadyThere, Unknown
+from ledger.money import CURRENCIES
+from ledger.parties import Tenant
+from ledger.periods import (
+    GRACE_DAYS,
+    MONTHS_AHEAD,
+    ensure_partitions,
+    insert_periods,
+    month_of,
+    month_starts_at,
+    months_needed,
+    redraw_periods,
+)
+from ledger.times import from_micros, local_midnight
+
+SOURCE_KINDS: Final = ("gateway", "node", "load", "commands")
+_NAME_CHARACTERS_MAX: Final = 200
+
+
+# --- What a name, a zone and a currency may be ------------------------------------------------------------------------
+
+
+def check_name(what: str, name: str) -> str:
+    """Return an identifier that people and logs can be shown, or refuse it."""
+    if not name or len(name) > _NAME_CHARACTERS_MAX or not name.isprintable() or name != name.strip():
+        raise ActRefused(
+            f"{what} {name!r} must be 1 to {_NAME_CHARACTERS_MAX} printable characters without blanks around them"
+        )
+    return name
+
+
+@lru_cache(maxsize=1)
+def time_zones() -> frozenset[str]:
+    """Return the names of the time zones."""
+    # The machine's own zone is no name that another machine knows.
+    return frozenset(available_timezones() - {"localtime", "Factory"})
+
+
+async def check_time_zone(connection: Connection, zone: str) -> str:
+    """Return a zone that both Python and the database know by this name, or refuse it."""
+    if zone not in time_zones():
+        close = get_close_matches(zone, sorted(time_zones()), n=1)
+        raise ActRefused(f"time zone {zone!r} is unknown" + (f"; did you mean {close[0]}?" if close else ""))
+    try:
+        # The marts read local hours in the database: a name that it lacks would stop every tenant's rollup.
+        async with connection.transaction():
+            await connection.execute("select now() at time zone %s", [zone])
+    except psycopg.errors.InvalidParameterValue:
+        raise ActRefused(f"time zone {zone!r} is unknown to the database") from None
+    return zone
+
+
+def check_currency(currency: str) -> str:
+    """Return a currency code of ISO 4217, or refuse it."""
+    if currency not in CURRENCIES:
+        raise ActRefused(f"currency {currency!r} is no code of ISO 4217, such as USD")
+    return currency
+
+
+# --- Entities ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EntityRecord:
+    """A legal entity that issues invoices."""
+
+    entity_id: str
+    name: str
+    created_at: datetime
+
+
+async def add_entity(connection: Connection, actor: str, entity_id: str, name: str) -> None:
+    """Add a legal entity."""
+    check_name("entity", entity_id)
+    async with change(connection, "parties"):
+        cursor = await connection.execute(
+            "insert into ledger.entities (entity_id, name) values (%s, %s) on conflict do nothing", [entity_id, name]
+        )
+        if not cursor.rowcount:
+            raise AlreadyThere("entity", entity_id)
+        await record_act(connection, actor, "entities.add", {"entity_id": entity_id, "name": name})
+
+
+async def list_entities(connection: Connection) -> list[EntityRecord]:
+    """List entities by id."""
+    async with connection.cursor(row_factory=class_row(EntityRecord)) as cursor:
+        await cursor.execute("select entity_id, name, created_at from ledger.entities order by entity_id")
+        return await cursor.fetchall()
+
+
+# --- Tenants ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRecord:
+    """A tenant as of an instant."""
+
+    tenant_id: str
+    name: str | None
+    status: str
+    entity_id: str
+    time_zone: str
+    charge_currency: str
+    starts_at: datetime
+    ends_at: datetime | None
+    merged_into: str | None
+    merged_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantVersionRecord:
+    """What holds for a tenant from `effective_at` until the next version."""
+
+    effective_at: datetime
+    name: str | None
+    status: str
+    entity_id: str
+    time_zone: str
+    charge_currency: str
+    recorded_at: datetime
+
+
+async def add_tenant(
+    connection: Connection,
+    actor: str,
+    tenant_id: str,
+    *,
+    entity_id: str,
+    time_zone: str,
+    charge_currency: str,
+    now: int,
+    starts_at: int | None = None,
+    name: str | None = None,
+    months_ahead: int = MONTHS_AHEAD,
+    grace_days: int = GRACE_DAYS,
+) -> None:
+    """Add a tenant with its periods, from the month of `starts_at` (default: now) on.
+
+    Units: instants in UTC microseconds.
+    """
+    check_name("tenant", tenant_id)
+    await _check_entity(connection, entity_id)
+    await check_time_zone(connection, time_zone)
+    check_currency(charge_currency)
+    starts_at = now if starts_at is None else starts_at
+    async with change(connection, "parties", "calendar"):
+        cursor = await connection.execute(
+            "insert into ledger.tenants (tenant_id, starts_at) values (%s, %s) on conflict do nothing",
+            [tenant_id, from_micros(starts_at)],
+        )
+        if not cursor.rowcount:
+            raise AlreadyThere("tenant", tenant_id)
+        await connection.execute(
+            "insert into ledger.tenant_versions (tenant_id, effective_at, entity_id, name, time_zone, charge_currency)"
+            " values (%s, %s, %s, %s, %s, %s)",
+            [tenant_id, from_micros(starts_at), entity_id, name, time_zone, charge_currency],
+        )
+        tenant = (await load_tenants(connection))[tenant_id]
+        await insert_periods(connection, tenant, months_needed(tenant, now, months_ahead), grace_days)
+        detail = {
+            "tenant_id": tenant_id,
+            "entity_id": entity_id,
+            "time_zone": time_zone,
+            "charge_currency": charge_currency,
+            "starts_at": from_micros(starts_at).isoformat(),
+        }
+        await record_act(connection, actor, "tenants.add", detail)
+    # A tenant that starts in a month still within its grace may need a partition that nobody needed before.
+    await ensure_partitions(connection, now=now, months_ahead=months_ahead)
+
+
+async def list_tenants(connection: Connection, *, now: int) -> list[TenantRecord]:
+    """List tenants by id, each as of an instant."""
+    return await _tenant_records(connection, now, None)
+
+
+async def find_tenant(connection: Connection, tenant_id: str, *, now: int) -> TenantRecord:
+    """Return a tenant as of an instant."""
+    found = await _tenant_records(connection, now, tenant_id)
+    if not found:
+        raise Unknown("tenant", tenant_id)
+    return found[0]
+
+
+async def _tenant_records(connection: Connection, now: int, tenant_id: str | None) -> list[TenantRecord]:
+    async with connection.cursor(row_factory=class_row(TenantRecord)) as cursor:
+        await cursor.execute(
+            """
+            select
+                t.tenant_id, v.name, v.status, v.entity_id, v.time_zone, v.charge_currency,
+                t.starts_at, t.ends_at, t.merged_into, t.merged_at
+            from ledger.tenants as t
+            cross join lateral (
+                select *
+                from ledger.tenant_versions as v
+                where v.tenant_id = t.tenant_id
+                -- Before the first version, the first.
+                order by v.effective_at <= %(now)s desc, abs(extract(epoch from v.effective_at - %(now)s))
+                limit 1
+            ) as v
+            where %(tenant_id)s::text is null or t.tenant_id = %(tenant_id)s
+            order by t.tenant_id
+            """,
+            {"now": from_micros(now), "tenant_id": tenant_id},
+        )
+        return await cursor.fetchall()
+
+
+async def tenant_versions(connection: Connection, tenant_id: str) -> list[TenantVersionRecord]:
+    """List a tenant's versions in order of time."""
+    async with connection.cursor(row_factory=class_row(TenantVersionRecord)) as cursor:
+        await cursor.execute(
+            "select effective_at, name, status, entity_id, time_zone, charge_currency, recorded_at"
+            " from ledger.tenant_versions where tenant_id = %s order by effective_at",
+            [tenant_id],
+        )
+        return await cursor.fetchall()
+
+
+async def change_tenant(
+    connection: Connection,
+    actor: str,
+    tenant_id: str,
+    month: date,
+    *,
+    entity_id: str | None = None,
+    time_zone: str | None = None,
+    charge_currency: str | None = None,
+    name: str | None = None,
+    grace_days: int = GRACE_DAYS,
+    reason: str | None = None,
+) -> datetime:
+    """Change a tenant from the start of a month on and return that instant; what is not given stays as it is.
+
+    Raises ActRefused where usage of that month is in the ledger already, since its local days, prices and books were
+    those of the old version, and where a later change is recorded, since changes are added in order of time.
+    """
+    if month != month_of(month):
+        raise ActRefused(f"a tenant changes at the start of a month, and {month} is not the first day of one")
+    given = {"entity_id": entity_id, "time_zone": time_zone, "charge_currency": charge_currency, "name": name}
+    wanted = {column: value for column, value in given.items() if value is not None}
+    if not wanted:
+        raise ActRefused("nothing to change: name an entity, a zone, a currency or a name")
+    if entity_id is not None:
+        await _check_entity(connection, entity_id)
+    if time_zone is not None:
+        await check_time_zone(connection, time_zone)
+    if charge_currency is not None:
+        check_currency(charge_currency)
+    async with change(connection, "parties", "calendar"):
+        tenant = await _tenant(connection, tenant_id)
+        at = month_starts_at(tenant, month)
+        if at <= tenant.starts_at:
+            raise ActRefused(f"tenant {tenant_id} starts in that month or later: {month} is too early")
+        if tenant.versions[-1].effective_at >= at:
+            latest = from_micros(tenant.versions[-1].effective_at)
+            raise ActRefused(f"tenant {tenant_id} has a change recorded for {latest:%Y-%m-%d} already: add a later one")
+        await _refuse_if_used(connection, tenant_id, at)
+        await _refuse_if_closed(connection, tenant_id, month)
+        await _add_version(connection, tenant_id, at, wanted)
+        changed = await _tenant(connection, tenant_id)
+        moved = await redraw_periods(connection, changed, month_of(month), grace_days)
+        detail = {"tenant_id": tenant_id, "month": month.isoformat(), **wanted, "moved": [m.isoformat() for m in moved]}
+        await record_act(connection, actor, "tenants.change", detail, reason)
+    return from_micros(at)
+
+
+async def suspend_tenant(connection: Connection, actor: str, tenant_id: str, *, now: int, reason: str | None) -> None:
+    """Suspend a tenant from now on: what it uses is still recorded, but nothing more is admitted."""
+    await _change_status(connection, actor, tenant_id, "suspended", now, reason, allowed=("active",))
+
+
+async def resume_tenant(connection: Connection, actor: str, tenant_id: str, *, now: int, reason: str | None) -> None:
+    """End a tenant's suspension."""
+    await _change_status(connection, actor, tenant_id, "active", now, reason, allowed=("suspended",))
+
+
+async def leave_tenant(
+    connection: Connection, actor: str, tenant_id: str, *, now: int, at: int | None = None, reason: str | None = None
+) -> None:
+    """Let a tenant leave at an instant (default: now); its periods go on, for usage that is reported late."""
+    at = now if at is None else at
+    await _change_status(connection, actor, tenant_id, "left", at, reason, allowed=("active", "suspended"))
+
+
+async def _change_status(
+    connection: Connection,
+    actor: str,
+    tenant_id: str,
+    status: str,
+    at: int,
+    reason: str | None,
+    allowed: Collection[str],
+) -> None:
+    async with change(connection, "parties"):
+        tenant = await _tenant(connection, tenant_id)
+        if at <= tenant.starts_at:
+            raise ActRefused(f"tenant {tenant_id} starts at {from_micros(tenant.starts_at):%Y-%m-%d %H:%M:%S}Z only")
+        current = tenant.at(at).status
+        if current not in allowed:
+            raise ActRefused(f"tenant {tenant_id} is {current}")
+        await _add_version(connection, tenant_id, at, {"status": status})
+        # Changes that are recorded for later were copied from the old status.
+        await connection.execute(
+            "update ledger.tenant_versions set status = %s where tenant_id = %s and effective_at > %s",
+            [status, tenant_id, from_micros(at)],
+        )
+        if status == "left":
+            await connection.execute(
+                "update ledger.tenants set ends_at = %s where tenant_id = %s", [from_micros(at), tenant_id]
+            )
+        detail = {"tenant_id": tenant_id, "status": status, "at": from_micros(at).isoformat()}
+        await record_act(connection, actor, "tenants.status", detail, reason)
+
+
+async def merge_tenants(
+    connection: Connection, actor: str, tenant_id: str, into: str, *, at: int, reason: str | None = None
+) -> None:
+    """Let usage that occurs from an instant on, and is sent as one tenant, belong to another; the past stays.
+
+    Raises ActRefused where usage of that time is in the ledger already.
+    """
+    async with change(connection, "parties"):
+        tenant, target = await _tenant(connection, tenant_id), await _tenant(connection, into)
+        if tenant_id == into:
+            raise ActRefused(f"tenant {tenant_id} cannot be merged into itself")
+        if tenant.merged_into is not None:
+            raise ActRefused(f"tenant {tenant_id} is merged into {tenant.merged_into} already")
+        if target.merged_into is not None:
+            raise ActRefused(f"tenant {into} is itself merged into {target.merged_into}")
+        await _refuse_if_used(connection, tenant_id, at)
+        await connection.execute(
+            "update ledger.tenants set merged_into = %s, merged_at = %s where tenant_id = %s",
+            [into, from_micros(at), tenant_id],
+        )
+        detail = {"tenant_id": tenant_id, "into": into, "at": from_micros(at).isoformat()}
+        await record_act(connection, actor, "tenants.merge", detail, reason)
+
+
+async def _tenant(connection: Connection, tenant_id: str) -> Tenant:
+    tenant = (await load_tenants(connection)).get(tenant_id)
+    if tenant is None:
+        raise Unknown("tenant", tenant_id)
+    return tenant
+
+
+async def _add_version(connection: Connection, tenant_id: str, at: int, changed: Mapping[str, str]) -> None:
+    """Add a version that differs from the one in force at that instant."""
+    values: dict[str, Any] = {"entity_id": None, "name": None, "time_zone": None, "charge_currency": None}
+    await connection.execute(
+        """
+        insert into ledger.tenant_versions
+            (tenant_id, effective_at, entity_id, name, time_zone, charge_currency, status)
+        select
+            v.tenant_id, %(at)s,
+            coalesce(%(entity_id)s, v.entity_id), coalesce(%(name)s, v.name), coalesce(%(time_zone)s, v.time_zone),
+            coalesce(%(charge_currency)s, v.charge_currency), coalesce(%(status)s, v.status)
+        from ledger.tenant_versions as v
+        where v.tenant_id = %(tenant_id)s and v.effective_at <= %(at)s
+        order by v.effective_at desc
+        limit 1
+        """,
+        {**values, "status": None, **changed, "tenant_id": tenant_id, "at": from_micros(at)},
+    )
+
+
+async def _check_entity(connection: Connection, entity_id: str) -> None:
+    cursor = await connection.execute("select from ledger.entities where entity_id = %s", [entity_id])
+    if await cursor.fetchone() is None:
+        raise Unknown("entity", entity_id)
+
+
+async def _refuse_if_used(connection: Connection, tenant_id: str, at: int) -> None:
+    cursor = await connection.execute(
+        "select min(occurred_at) from ledger.entries where tenant_id = %s and occurred_at >= %s",
+        [tenant_id, from_micros(at)],
+    )
+    row = await cursor.fetchone()
+    if row and row[0] is not None:
+        raise ActRefused(
+            f"usage of tenant {tenant_id} at {row[0]:%Y-%m-%d %H:%M:%S}Z is in the ledger already:"
+            " what was used before a change is not touched by it"
+        )
+
+
+async def _refuse_if_closed(connection: Connection, tenant_id: str, month: date) -> None:
+    cursor = await connection.execute(
+        "select min(posting_period) from ledger.periods"
+        " where tenant_id = %s and posting_period >= %s and state = 'closed'",
+        [tenant_id, month],
+    )
+    row = await cursor.fetchone()
+    if row and row[0] is not None:
+        raise ActRefused(f"period {row[0]:%Y-%m} of tenant {tenant_id} is closed")
+
+
+def start_of(day: date, zone: str) -> int:
+    """Return the first instant of a local day, for those who give a date where an instant is asked for."""
+    if zone not in time_zones():
+        raise ActRefused(f"time zone {zone!r} is unknown")
+    return local_midnight(zone, day)
+
+
+# --- Sources ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """A registered sender, with the tenants that it may speak for where it does not speak for all."""
+
+    source: str
+    kind: str
+    rank: int
+    speaks_for_all: bool
+    tenant_ids: Sequence[str]
+    created_at: datetime
+    ended_at: datetime | None
+
+
+async def add_source(
+    connection: Connection,
+    actor: str,
+    source: str,
+    *,
+    kind: str,
+    rank: int,
+    speaks_for_all: bool = False,
+    tenant_ids: Collection[str] = (),
+) -> None:
+    """Register a sender, the tenants that it may speak for, and its rank: between two reports the higher counts."""
+    check_name("source", source)
+    if kind not in SOURCE_KINDS:
+        raise ActRefused(f"source kind {kind!r} is unknown; it is one of {', '.join(SOURCE_KINDS)}")
+    if speaks_for_all == bool(tenant_ids):
+        raise ActRefused("a source speaks for all tenants or for named ones: say which")
+    async with change(connection, "parties"):
+        tenants = await load_tenants(connection)
+        for tenant_id in tenant_ids:
+            if tenant_id not in tenants:
+                raise Unknown("tenant", tenant_id)
+        cursor = await connection.execute(
+            "insert into ledger.sources (source, kind, rank, speaks_for_all) values (%s, %s, %s, %s)"
+            " on conflict do nothing",
+            [source, kind, rank, speaks_for_all],
+        )
+        if not cursor.rowcount:
+            raise AlreadyThere("source", source)
+        await connection.execute(
+            "insert into ledger.source_tenants (source, tenant_id) select %s, unnest(%s::text[])",
+            [source, sorted(set(tenant_ids))],
+        )
+        detail = {"source": source, "kind": kind, "rank": rank, "tenants": sorted(tenant_ids) or "all"}
+        await record_act(connection, actor, "sources.add", detail)
+
+
+async def allow_tenants(connection: Connection, actor: str, source: str, tenant_ids: Collection[str]) -> int:
+    """Let a source speak for more tenants and return for how many it did not before."""
+    async with change(connection, "parties"):
+        cursor = await connection.execute(
+            "select speaks_for_all from ledger.sources where source = %s and ended_at is null", [source]
+        )
+        row = await cursor.fetchone()
+        if row is None:
+            raise Unknown("source", source)
+        if row[0]:
+            raise ActRefused(f"source {source} speaks for all tenants already")
+        tenants = await load_tenants(connection)
+        for tenant_id in tenant_ids:
+            if tenant_id not in tenants:
+                raise Unknown("tenant", tenant_id)
+        cursor = await connection.execute(
+            "insert into ledger.source_tenants (source, tenant_id) select %s, unnest(%s::text[]) on conflict do nothing",
+            [source, sorted(set(tenant_ids))],
+        )
+        await record_act(connection, actor, "sources.allow", {"source": source, "tenants": sorted(tenant_ids)})
+        return cursor.rowcount
+
+
+async def end_source(connection: Connection, actor: str, source: str, reason: str | None = None) -> None:
+    """End a source: what it sends from now on is a dead letter."""
+    async with change(connection, "parties"):
+        cursor = await connection.execute(
+            "update ledger.sources set ended_at = clock_timestamp() where source = %s and ended_at is null", [source]
+        )
+        if not cursor.rowcount:
+            raise Unknown("source", source)
+        await record_act(connection, actor, "sources.end", {"source": source}, reason)
+
+
+async def list_sources(connection: Connection, *, with_ended: bool = False) -> list[SourceRecord]:
+    """List sources by name."""
+    async with connection.cursor(row_factory=class_row(SourceRecord)) as cursor:
+        await cursor.execute(
+            """
+            select
+                s.source, s.kind, s.rank, s.speaks_for_all,
+                array(select t.tenant_id from ledger.source_tenants as t where t.source = s.source order by 1) as tenant_ids,
+                s.created_at, s.ended_at
+            from ledger.sources as s
+            where s.ended_at is null or %s
+            order by s.source
+            """,
+            [with_ended],
+        )
+        return await cursor.fetchall()
+
+
+# --- Provider accounts and models -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRecord:
+    """An account that a provider bills."""
+
+    provider_account: str
+    provider: str
+    currency: str
+    created_at: datetime
+
+
+async def add_provider_account(
+    connection: Connection, actor: str, provider_account: str, provider: str, currency: str
+) -> None:
+    """Add an account that a provider bills."""
+    check_name("provider account", provider_account)
+    check_name("provider", provider)
+    check_currency(currency)
+    async with change(connection, "parties"):
+        cursor = await connection.execute(
+            "insert into ledger.provider_accounts (provider_account, provider, currency) values (%s, %s, %s)"
+            " on conflict do nothing",
+            [provider_account, provider, currency],
+        )
+        if not cursor.rowcount:
+            raise AlreadyThere("provider account", provider_account)
+        detail = {"provider_account": provider_account, "provider": provider, "currency": currency}
+        await record_act(connection, actor, "accounts.add", detail)
+
+
+async def list_provider_accounts(connection: Connection) -> list[AccountRecord]:
+    """List provider accounts by name."""
+    async with connection.cursor(row_factory=class_row(AccountRecord)) as cursor:
+        await cursor.execute(
+            "select provider_account, provider, currency, created_at from ledger.provider_accounts"
+            " order by provider_account"
+        )
+        return await cursor.fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A model that we know, with its other exact names."""
+
+    provider: str
+    model: str
+    input_tokens_max: int | None
+    output_tokens_max: int | None
+    aliases: Sequence[str]
+
+
+async def set_model(
+    connection: Connection,
+    actor: str,
+    provider: str,
+    model: str,
+    *,
+    input_tokens_max: int | None = None,
+    output_tokens_max: int | None = None,
+    aliases: Collection[str] = (),
+) -> None:
+    """Add a model, or limits and exact aliases to one that is there; what is not given stays as it is.
+
+    Raises ActRefused where an alias is another model's name.
+    """
+    for what, name in (("provider", provider), ("model", model), *(("alias", alias) for alias in aliases)):
+        check_name(what, name)
+    for limit in (input_tokens_max, output_tokens_max):
+        if limit is not None and limit <= 0:
+            raise ActRefused(f"a limit of {limit} tokens would make every report of the model impossible")
+    async with change(connection, "parties"):
+        names = await _model_names(connection, provider)
+        for name in (model, *aliases):
+            if names.get(name, model) != model:
+                raise ActRefused(f"{name!r} is a name of model {names[name]} of {provider} already")
+        await connection.execute(
+            "insert into ledger.models as m (provider, model, input_tokens_max, output_tokens_max)"
+            " values (%s, %s, %s, %s) on conflict (provider, model) do update set"
+            " input_tokens_max = coalesce(excluded.input_tokens_max, m.input_tokens_max),"
+            " output_tokens_max = coalesce(excluded.output_tokens_max, m.output_tokens_max)",
+            [provider, model, input_tokens_max, output_tokens_max],
+        )
+        added = sorted(set(aliases) - names.keys() - {model})
+        await connection.execute(
+            "insert into ledger.model_aliases (provider, alias, model, source)"
+            " select %s, unnest(%s::text[]), %s, 'commands'",
+            [provider, added, model],
+        )
+        detail = {
+            "provider": provider,
+            "model": model,
+            "input_tokens_max": input_tokens_max,
+            "output_tokens_max": output_tokens_max,
+            "aliases": added,
+        }
+        await record_act(connection, actor, "models.set", detail)
+
+
+async def _model_names(connection: Connection, provider: str) -> dict[str, str]:
+    cursor = await connection.execute(
+        "select alias, model from ledger.model_aliases where provider = %(provider)s"
+        " union all select model, model from ledger.models where provider = %(provider)s",
+        {"provider": provider},
+    )
+    return dict(await cursor.fetchall())
+
+
+async def list_models(connection: Connection, provider: str | None = None) -> list[ModelRecord]:
+    """List models by provider and id."""
+    async with connection.cursor(row_factory=class_row(ModelRecord)) as cursor:
+        await cursor.execute(
+            """
+            select
+                m.provider, m.model, m.input_tokens_max, m.output_tokens_max,
+                array(
+                    select a.alias
+                    from ledger.model_aliases as a
+                    where a.provider = m.provider and a.model = m.model
+                    order by 1
+                ) as aliases
+            from ledger.models as m
+            where %(provider)s::text is null or m.provider = %(provider)s
+            order by m.provider, m.model
+            """,
+            {"provider": provider},
+        )
+        return await cursor.fetchall()
