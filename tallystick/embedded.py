@@ -371,6 +371,8 @@ class EmbeddedBroker:
         self.home = Path(home).absolute()
         self.port = port
         self.ready_seconds = ready_seconds
+        self.cluster_id = ""
+        """Another at each start: a restarted broker is a new, empty log."""
         self._child: Child | None = None
 
     @property
@@ -424,6 +426,7 @@ class EmbeddedBroker:
             self.stop()
             raise
         self.port = port
+        self.cluster_id = cluster_id
 
     def stop(self) -> None:
         if self._child is not None:

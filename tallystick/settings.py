@@ -1,5 +1,6 @@
 """Settings: read here, from `TALLYSTICK_*`, and handed down. With none set, everything is embedded under `.tallystick/`."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -42,3 +43,8 @@ class Settings(BaseSettings):
     rollup_seconds: float = Field(default=60.0, description="The scheduler's pause between rollups.")
     heads_file: Path | None = Field(default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl.")
     failpoints: str = Field(default="", description="For crash tests: place=die@n,...")
+
+
+def child_environment(**values: str) -> dict[str, str]:
+    """Return our environment for a child process, with settings of ours in it: `kafka="..."` becomes TALLYSTICK_KAFKA."""
+    return {**os.environ, **{f"TALLYSTICK_{name.upper()}": value for name, value in values.items()}}

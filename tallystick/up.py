@@ -1,0 +1,64 @@
+"""`tallystick up`: the whole stack on this machine, until it is stopped."""
+
+import time
+
+import psycopg
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tallystick.processes import termination_as_interrupt
+from tallystick.settings import Settings
+from tallystick.stack import Stack
+
+
+def up(settings: Settings, console: Console) -> None:
+    """Run Postgres, broker, worker, API and scheduler until stopped; the data of Postgres stay.
+
+    Errors: EmbeddedError or TimeoutError with one clear line, when a part does not start or ends by itself.
+    """
+    try:
+        with termination_as_interrupt():
+            with console.status("starting") as status, Stack(settings, say=status.update) as stack:
+                stack.start_services()
+                status.stop()
+                _say_where(stack, console)
+                _stay(stack, console)
+    except KeyboardInterrupt:
+        console.print("stopped; the data stay in", f"{settings.home}")
+
+
+def _say_where(stack: Stack, console: Console) -> None:
+    where = Table.grid(padding=(0, 2))
+    addresses = stack.addresses
+    for name, address in (
+        ("API", addresses.api),
+        ("OpenAPI page", f"{addresses.api}/docs"),
+        ("Postgres", addresses.postgres),
+        ("broker", f"{addresses.kafka} (topic {addresses.topic}; in memory, so it forgets when it stops)"),
+        ("logs", str(stack.children.logs)),
+    ):
+        where.add_row(name, Text(address, overflow="fold"))
+    console.print(where)
+    console.print("Ctrl-C stops it.")
+
+
+def _stay(stack: Stack, console: Console) -> None:
+    if not console.is_terminal:
+        stack.children.watch()
+        return
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
+        while True:
+            live.update(Text(_status_line(stack), style="dim"))
+            stack.children.watch(2.0)
+
+
+def _status_line(stack: Stack) -> str:
+    with psycopg.connect(stack.url_for("tallystick_operator"), autocommit=True) as connection:
+        row = connection.execute(
+            "select coalesce(sum(entry_count), 0), coalesce(sum(duplicate_count), 0),"
+            " coalesce(sum(dead_letter_count + conflict_count), 0) from ledger.batches"
+        ).fetchone()
+    assert row is not None
+    return f"{time.strftime('%H:%M:%S')}  {row[0]:,} entries, {row[1]:,} duplicates, {row[2]:,} set aside"
