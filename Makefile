@@ -1,0 +1,38 @@
+# Two commands need nothing but Python 3.11 or newer and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NAME ?= post
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench install clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Made anew only when the requirements change; exact versions come from constraints.txt.
+$(VENV)/made: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Tallystick needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}: make PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[warehouse,embedded,dev]'
+	@touch $@
+
+install: $(VENV)/made ## make the environment
+
+demo: $(VENV)/made ## real traffic from bytes to bill, from nothing
+	@$(BIN)/tallystick demo
+
+test: $(VENV)/made ## every test
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/made ## style, types, and the contracts between the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/made ## a benchmark: make bench NAME=post (or ingest), sizes by KEYS=, EVENTS=, PAIRS=
+	@$(BIN)/python -m tests.bench $(NAME)
+
+clean: ## forget the environment and the embedded stack's data
+	rm -rf $(VENV) .tallystick
