@@ -1,0 +1,224 @@
+"""`tallystick rollup`: runs the dbt project in this process, which is half a second once its project has been read.
+
+RollupError
+├── WarehouseMissing        the extra `warehouse` is not installed
+├── RollupBusy              another run holds the lock
+└── RollupFailed            a model or a test failed; its name is in the message
+"""
+
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+PROJECT: Final = Path(__file__).parent.parent / "dbt"
+_LOCK: Final = 7_411_002
+# dbt reads its connection from the environment of the process, which all threads share.
+_ONE_AT_A_TIME: Final = threading.Lock()
+
+
+class RollupError(Exception):
+    """The rollup cannot go on."""
+
+
+class WarehouseMissing(RollupError):
+    """A part of the extra `warehouse` is not installed."""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+        super().__init__(f"{part} is not installed: pip install 'tallystick[warehouse]' -c constraints.txt")
+
+
+class RollupBusy(RollupError):
+    """Another run holds the lock."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"another rollup has been running for the {seconds:g} s that we waited")
+
+
+class RollupFailed(RollupError):
+    """A model or a test failed; what other models added is committed, each with its watermark."""
+
+    def __init__(self, name: str, reason: str, others: int = 0) -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"rollup: {name}: {reason}" + (f" (and {others} more)" if others else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """What a run did to one model."""
+
+    name: str
+    rows: int
+    """Rows that were added or moved."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RollupReport:
+    """A run that succeeded."""
+
+    models: list[ModelRun]
+    tests_passed: int
+    seconds: float
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Rows that were added or moved, by model."""
+        return {run.name: run.rows for run in self.models}
+
+
+def run_rollup(
+    url: str, home: Path, *, tests: bool = False, select: tuple[str, ...] = (), wait_seconds: float = 600.0
+) -> RollupReport:
+    """Add to each mart the batches that it has not consumed; with `tests`, hold the marts to their promises too.
+
+    `url` logs in as tallystick_rollup; dbt's files stay under `home`. Any number of partial runs equals one whole run. A
+    run that fails or is killed has added what its finished models hold, each with its watermark, and nothing else.
+    """
+    # Unit tests guard the project's code, not the data: the test run has them.
+    command = ["build", "--exclude-resource-type", "unit_test"] if tests else ["run"]
+    return _invoke(url, home / "dbt" / "target", home / "logs", command, select, wait_seconds)
+
+
+def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: float = 600.0) -> RollupReport:
+    """Make one mart, or each of them, new out of the whole ledger; readers see the old one until the new one is whole.
+
+    For a change of a mart's columns or rules. The watermark starts from zero in the transaction that swaps the tables.
+    """
+    command = ["run", "--full-refresh", "--vars", "{rebuild: true}"]
+    selected = (model or "config.incremental_strategy:additive",)
+    # Other variables make dbt read the whole project again; with a folder of its own a rebuild costs the next run nothing.
+    return _invoke(url, home / "dbt" / "rebuild", home / "logs", command, selected, wait_seconds)
+
+
+def _invoke(
+    url: str, target: Path, logs: Path, command: list[str], select: tuple[str, ...], wait_seconds: float
+) -> RollupReport:
+    runner = _runner()
+    arguments = [
+        *command,
+        *(["--select", *select] if select else []),
+        "--project-dir", str(PROJECT),
+        "--profiles-dir", str(PROJECT),
+        "--target-path", str(target),
+        "--log-path", str(logs),
+        "--log-level-file", "warn",
+        # What went wrong is read from the results; nothing of dbt's own reaches the terminal.
+        "--log-level", "none",
+        "--no-send-anonymous-usage-stats",
+        "--no-version-check",
+        "--no-write-json",
+    ]  # fmt: skip
+    started = time.monotonic()
+    with _ONE_AT_A_TIME, _alone(url, wait_seconds), _connection_in_environment(url):
+        outcome = runner.invoke(arguments)
+    return _report(outcome, time.monotonic() - started)
+
+
+def _runner() -> Any:
+    # The import alone takes two seconds, so it waits until somebody rolls up; `dbt/` in the checkout is no package.
+    for module, part in (("dbt.cli", "dbt-core"), ("dbt.adapters.postgres", "dbt-postgres")):
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise WarehouseMissing(part)
+    from dbt.cli.main import dbtRunner
+
+    return dbtRunner()
+
+
+def libpq_url(url: str) -> str:
+    """Return an address without SQLAlchemy's name of the driver."""
+    return url.replace("postgresql+psycopg://", "postgresql://", 1)
+
+
+@contextmanager
+def _alone(url: str, wait_seconds: float) -> Iterator[None]:
+    """Hold one advisory lock of the database for the block, so that two runs never interleave their models."""
+    try:
+        connection = psycopg.connect(libpq_url(url), autocommit=True, connect_timeout=10)
+    except psycopg.OperationalError as error:
+        raise RollupFailed("connection", _one_line(str(error))) from None
+    with connection:
+        row = connection.execute("select to_regclass('ledger.batch_digests') is not null").fetchone()
+        if row is None or not row[0]:
+            raise RollupFailed("ledger", "its tables are not there: run `tallystick migrate`")
+        connection.execute("select set_config('lock_timeout', %s, false)", [f"{max(1, int(wait_seconds * 1000))}ms"])
+        try:
+            connection.execute("select pg_advisory_lock(%s)", [_LOCK])
+        except psycopg.errors.LockNotAvailable:
+            raise RollupBusy(wait_seconds) from None
+        yield
+
+
+@contextmanager
+def _connection_in_environment(url: str) -> Iterator[None]:
+    """Tell dbt/profiles.yml where Postgres is, for the length of the block: dbt takes a connection from nowhere else."""
+    parts = conninfo_to_dict(libpq_url(url))
+    told = {
+        "TALLYSTICK_DBT_HOST": parts.get("host", "localhost"),
+        "TALLYSTICK_DBT_PORT": parts.get("port", "5432"),
+        "TALLYSTICK_DBT_USER": parts.get("user", "tallystick_rollup"),
+        "TALLYSTICK_DBT_DATABASE": parts.get("dbname", "tallystick"),
+        "TALLYSTICK_DBT_SSLMODE": parts.get("sslmode", "prefer"),
+        # With this prefix dbt keeps the value out of logs and artifacts.
+        "DBT_ENV_SECRET_TALLYSTICK_PASSWORD": parts.get("password", ""),
+    }
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _report(outcome: Any, seconds: float) -> RollupReport:
+    results = list(getattr(outcome.result, "results", None) or [])
+    models: list[ModelRun] = []
+    tests_passed = 0
+    failures: list[tuple[str, str]] = []
+    for result in results:
+        name, kind, status = result.node.name, str(result.node.resource_type), str(result.status)
+        if status in {"error", "fail", "runtime error"}:
+            failures.append((name, _reason(result)))
+        elif kind == "model" and status == "success":
+            models.append(
+                ModelRun(name, int((result.adapter_response or {}).get("rows_affected", 0)), result.execution_time)
+            )
+        elif kind == "test" and status == "pass":
+            tests_passed += 1
+    if failures:
+        raise RollupFailed(*failures[0], len(failures) - 1)
+    if not outcome.success or outcome.exception is not None:
+        raise RollupFailed("dbt", _one_line(str(outcome.exception or "stopped before it was done")))
+    return RollupReport(models, tests_passed, seconds)
+
+
+def _reason(result: Any) -> str:
+    if str(result.status) == "fail":
+        return f"{result.failures} rows break it (dbt/{result.node.original_file_path})"
+    return _one_line(str(result.message or result.status))
+
+
+def _one_line(text: str) -> str:
+    """Return what a message of several lines says, without where dbt put its compiled files."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [
+        line for line in lines if not line.startswith(("compiled code at", "Database Error in", "Runtime Error in"))
+    ]
+    return " ".join(said or lines)[:500]
