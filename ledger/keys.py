@@ -1,7 +1,6 @@
 """Identities as 16-byte keys, and the hash that tells a duplicate from a conflict."""
 
 import re
-from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -15,24 +14,28 @@ _UUID7: Final = re.compile(
 ).fullmatch
 
 
-@lru_cache(maxsize=65_536)
-def _head(kind: bytes, tenant: str, source: str) -> str:
+def key_head(kind: bytes, tenant: str, source: str) -> str:
     """Return what all keys of one kind, tenant and source begin with: each part behind its length in bytes."""
     return f"{kind.decode()} {len(tenant.encode())}:{tenant} {len(source.encode())}:{source} "
 
 
-def key(kind: bytes, tenant: str, source: str, identity: str) -> str:
-    """Return the key of an identity, as the 36 characters in which Postgres prints a uuid.
+def key_under(head: str, identity: str) -> str:
+    """Return the key of an identity under a head, as the 36 characters in which Postgres prints a uuid.
 
     Each part goes in with its length, so that ("ab", "c") and ("a", "bc") differ. A UUIDv7 identity puts its own 48
     bits of time in front of 80 bits of SHA-256: keys that arrive together lie together, and the hot pages of a large
     index stay in memory.
     """
     length = len(identity) if identity.isascii() else len(identity.encode())
-    digest = sha256(f"{_head(kind, tenant, source)}{length}:{identity}".encode()).hexdigest()
-    if len(identity) == 36 and identity[14] == "7" and _UUID7(identity):
+    digest = sha256(f"{head}{length}:{identity}".encode()).hexdigest()
+    if length == 36 and identity[14] == "7" and _UUID7(identity):
         return f"{identity[:13].lower()}-{digest[:4]}-{digest[4:8]}-{digest[8:20]}"
     return f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
+
+
+def key(kind: bytes, tenant: str, source: str, identity: str) -> str:
+    """Return the key of an identity; who makes many of one kind, tenant and source keeps their head."""
+    return key_under(key_head(kind, tenant, source), identity)
 
 
 def event_key(tenant: str, source: str, identity: str) -> str:

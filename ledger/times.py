@@ -10,6 +10,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SECOND: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d", re.ASCII)
 _RFC3339: Final = re.compile(rf"({_SECOND.pattern})(?:\.(\d{{1,12}}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+# What a fraction of so many digits is multiplied by; digits beyond the sixth are cut.
+_SCALES: Final = (0, 100_000, 10_000, 1_000, 100, 10, 1, 1, 1, 1, 1, 1, 1)
 _NO_RFC3339: Final = "is not an RFC 3339 time with an offset"
 _QUARTER_HOUR: Final = 15 * 60 * 1_000_000
 
@@ -33,14 +35,16 @@ def parse_rfc3339(text: str) -> int:
     rest = text[19:]
     if rest == "Z":
         return _whole_second(text[:19], "+00:00")
-    if rest[:1] == "." and rest[-1:] == "Z" and 3 <= len(rest) <= 14 and rest.isascii() and rest[1:-1].isdecimal():
-        return _whole_second(text[:19], "+00:00") + int(rest[1:-1][:6].ljust(6, "0"))
+    if rest[-1:] == "Z" and rest[:1] == ".":
+        fraction = rest[1:-1]
+        if fraction.isdecimal() and fraction.isascii() and len(fraction) <= 12:
+            return _whole_second(text[:19], "+00:00") + int(fraction[:6]) * _SCALES[len(fraction)]
     match = _RFC3339.fullmatch(text)
     if match is None:
         raise ValueError(_NO_RFC3339)
     second, fraction, offset = match.groups()
     whole = _whole_second(second, "+00:00" if offset in "Zz" else offset)
-    return whole + int(fraction[:6].ljust(6, "0")) if fraction else whole
+    return whole + int(fraction[:6]) * _SCALES[len(fraction)] if fraction else whole
 
 
 @lru_cache(maxsize=65_536)
