@@ -8,7 +8,7 @@ say. Sources are named on each record; all counts are whole numbers from exact J
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -85,6 +85,8 @@ class Flavour:
     """The provider's word for a tier to ours, where they differ."""
     unknown_if_absent: Mapping[str, str] = field(default_factory=dict)
     """Meter to the flag that says: this sender's counter can be switched off, so its absence is no zero."""
+    also: tuple[Place, ...] = ()
+    """Counts that stay inside the others and change no meter."""
     unread: tuple[str, ...] = ()
     """Lists with counts that the top level may lack and that this version does not read: shown, and not priced."""
     source: str = ""
@@ -128,6 +130,12 @@ _RECORDS: Final = (
         input=_OPENAI_INPUT,
         output=_OPENAI_OUTPUT,
         total=("total_tokens",),
+        also=(
+            "prompt_tokens_details.text_tokens",
+            "completion_tokens_details.text_tokens",
+            # Predicted tokens that stand in the answer are visible output like any other.
+            "completion_tokens_details.accepted_prediction_tokens",
+        ),
         stream="last_stated",
         # Servers that copy this shape put the tier beside the counts; OpenAI itself puts it on the response.
         tier=("service_tier",),
@@ -209,7 +217,6 @@ _RECORDS: Final = (
         input=Side(
             meter="uncached_input_tokens",
             at=("prompt_tokens",),
-            # created_cache_tokens are computed like any other and billed by nobody: they stay uncached input.
             details=(Detail("cache_read_tokens", ("prompt_tokens_details.cached_tokens",)),),
             by_modality="prompt_tokens_details.multimodal_tokens",
             modality_prefix="uncached_input",
@@ -221,6 +228,8 @@ _RECORDS: Final = (
         ),
         total=("total_tokens",),
         stream="last_stated",
+        # Computed like any other and billed by nobody: they stay uncached input.
+        also=("prompt_tokens_details.created_cache_tokens",),
         unknown_if_absent={"cache_read_tokens": "cache_unknown"},
         source="vllm entrypoints/serve/engine/protocol.py; cached counts only with --enable-prompt-tokens-details",
     ),
@@ -244,12 +253,14 @@ class Counted(Struct, frozen=True, gc=False):
     """The service tier that the object itself names."""
     input_tokens: int = 0
     output_tokens: int = 0
+    is_plain: bool = False
+    """True where the object holds nothing but whole counts that its record names, so that it can be kept as it is."""
 
 
 class _Plan:
     """A record turned into what the reader walks: built once, at import."""
 
-    __slots__ = ("flavour", "has_total", "places", "sides", "spellings", "tier")
+    __slots__ = ("flavour", "has_total", "in_meter", "out_meter", "places", "sides", "spellings", "tier")
 
     def __init__(self, flavour: Flavour) -> None:
         self.flavour = flavour
@@ -260,6 +271,7 @@ class _Plan:
         self.has_total = bool(flavour.total)
         self.tier = tuple(place.split(".") for place in flavour.tier)
         self._put("total", flavour.total)
+        self.in_meter, self.out_meter = flavour.input.meter, flavour.output.meter
         self.sides: list[_SidePlan] = []
         for side, name in ((flavour.input, "input"), (flavour.output, "output")):
             self._put(name, side.at)
@@ -271,13 +283,15 @@ class _Plan:
                 self._put(f"{name}/{modality}", at)
             if side.by_modality:
                 self._put(f"{name}/modalities", (side.by_modality,))
-            self.sides.append(_SidePlan(side, name))
+            self.sides.append(_side_plan(side, name))
         if flavour.lifetimes:
             self._put("writes", flavour.lifetimes.total)
             for meter, at in flavour.lifetimes.split.items():
                 self._put(f"split/{meter}", at)
         for meter, at in flavour.calls.items():
             self._put(meter, at)
+        for place in flavour.also:
+            self._put("also", (place,))
 
     def _put(self, slot: str, at: Sequence[Place]) -> None:
         for number, place in enumerate(at):
@@ -290,17 +304,25 @@ class _Plan:
                 self.spellings[f"{slot}#{number}"] = slot
 
 
-class _SidePlan:
-    __slots__ = ("beside", "by_total", "inside", "meter", "modalities", "name", "side")
+class _SidePlan(NamedTuple):
+    name: str
+    meter: str
+    inside: tuple[str, ...]
+    beside: tuple[str, ...]
+    by_total: tuple[str, ...]
+    modalities: tuple[str, ...]
+    side: Side
 
-    def __init__(self, side: Side, name: str) -> None:
-        self.side, self.name, self.meter = side, name, side.meter
-        self.inside = tuple(detail.meter for detail in side.details if detail.lies == "inside")
-        self.beside = tuple(detail.meter for detail in side.details if detail.lies == "beside")
-        self.by_total = tuple(detail.meter for detail in side.details if detail.lies == "by_total")
-        self.modalities = tuple(f"{name}/{modality}" for modality in side.modalities)
-        if side.by_modality:
-            self.modalities += (f"{name}/modalities",)
+
+def _side_plan(side: Side, name: str) -> _SidePlan:
+    inside, beside, by_total = (
+        tuple(detail.meter for detail in side.details if detail.lies == lies)
+        for lies in ("inside", "beside", "by_total")
+    )
+    modalities = [f"{name}/{modality}" for modality in side.modalities]
+    if side.by_modality:
+        modalities.append(f"{name}/modalities")
+    return _SidePlan(name, side.meter, inside, beside, by_total, tuple(modalities), side)
 
 
 _PLANS: Final[Mapping[str, _Plan]] = {name: _Plan(flavour) for name, flavour in FLAVOURS.items()}
@@ -384,16 +406,24 @@ def fold_frames(flavour: str, frames: Sequence[Mapping[str, Any] | None]) -> dic
     return _fold_anthropic(stated)
 
 
-def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str, Any]) -> None:
-    """Collect what is stated at the places, checked to be counts; a null is as good as absent."""
+def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str, Any]) -> bool:
+    """Collect what is stated at the places, checked to be counts; a null is as good as absent.
+
+    Say whether nothing else stood there than whole counts in their plain spelling.
+    """
+    is_plain = True
     for key, value in usage.items():
         place = places.get(key)
-        if place is None or value is None:
-            continue
-        if type(place) is str:
+        if place is None:
+            is_plain = False
+        elif type(place) is str:
             if type(value) is int and 0 <= value <= COUNT_MAX:
                 found[place] = value
-            elif place.endswith("/modalities"):
+                continue
+            is_plain = False
+            if value is None:
+                continue
+            if place.endswith("/modalities"):
                 if type(value) is not list and type(value) is not dict:
                     raise _NotACountError("wrong_type", f"{key} must be a list or an object")
                 found[place] = value
@@ -404,23 +434,34 @@ def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str
                 found[place] = count
         elif type(value) is dict:
             try:
-                _gather(place, value, found)
+                if not _gather(place, value, found):
+                    is_plain = False
             except _NotACountError as error:
                 raise error.under(key) from None
+        elif value is None:
+            is_plain = False
         else:
             raise _NotACountError("wrong_type", f"{key} must be an object")
+    return is_plain
 
 
 def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
     flavour = plan.flavour
     found: dict[str, Any] = {}
-    _gather(plan.places, usage, found)
-    tier = _tier(plan, usage) if plan.tier else None
+    is_plain = _gather(plan.places, usage, found)
+    # A plain object has no room for a word.
+    tier = _tier(plan, usage) if plan.tier and not is_plain else None
     if plan.spellings:
         # In the record's order, so that the earlier of two stated spellings stands.
         for spelling, slot in plan.spellings.items():
             if spelling in found:
                 found.setdefault(slot, found[spelling])
+    if is_plain and len(found) == 3 and plan.has_total and not flavour.unknown_if_absent:
+        count_in, count_out = found.get("input"), found.get("output")
+        if count_in and count_out and found.get("total") == count_in + count_out:
+            # Nothing but two counts and their sum: the most frequent object needs no walk over details.
+            counts = {plan.in_meter: count_in, plan.out_meter: count_out}
+            return Counted(counts, (), True, None, None, count_in, count_out, True)
     flags: list[str] = []
     if flavour.lifetimes is not None:
         _split_writes(flavour.lifetimes, found, flags)
@@ -429,23 +470,22 @@ def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
     sums: list[int] = []
     parts_sum = 0
     is_complete = True
-    for side in plan.sides:
-        whole = found.get(side.name)
+    for name, side_meter, inside, beside, by_total, modalities, side in plan.sides:
+        whole = found.get(name)
         is_stated = whole is not None
         if whole is None:
-            required = side.side.required
+            required = side.required
             if required == "always" or (required == "unless_total_closes" and total is None):
                 is_complete = False
             whole = 0
         rest = whole
         parts_sum += whole
-        for meter in side.beside:
+        for meter in beside:
             count = found.get(meter)
             if count:
                 quantities[meter] = count
                 parts_sum += count
-        inside = side.inside
-        for meter in side.by_total:
+        for meter in by_total:
             count = found.get(meter)
             if count:
                 # Sides are walked in order, so that all but this detail is in the sum by now.
@@ -462,15 +502,15 @@ def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
         if rest < 0:
             if is_stated:
                 parts = " + ".join(f"{meter} {found[meter]}" for meter in inside if found.get(meter))
-                raise _NotACountError("part_above_whole", f"{parts} is above {side.side.at[0]} {whole}")
+                raise _NotACountError("part_above_whole", f"{parts} is above {side.at[0]} {whole}")
             # The whole is unknown: its parts are kept as read, and nothing of it is priced.
             rest = 0
-        for slot in side.modalities:
-            if found.get(slot) and is_stated:
-                rest = _split_modalities(side, found, whole, rest, quantities, flags, inside)
+        for slot in modalities:
+            if is_stated and found.get(slot):
+                rest = _split_modalities(name, side, found, whole, rest, quantities, flags, inside)
                 break
         if rest:
-            quantities[side.meter] = rest
+            quantities[side_meter] = rest
         sums.append(parts_sum)
     for meter in flavour.calls:
         count = found.get(meter)
@@ -498,7 +538,14 @@ def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
             is_priceable = False
     known = quantities if quantities or is_complete or "input" in found or "output" in found else None
     return Counted(
-        known, tuple(sorted(set(flags))) if flags else (), is_priceable, notes, tier, sums[0], sums[1] - sums[0]
+        known,
+        tuple(sorted(set(flags))) if flags else (),
+        is_priceable,
+        notes,
+        tier,
+        sums[0],
+        sums[1] - sums[0],
+        is_plain,
     )
 
 
@@ -562,7 +609,8 @@ def _by_modality(stated: Any, meter: str) -> dict[str, int]:
 
 
 def _split_modalities(
-    side: _SidePlan,
+    name: str,
+    record: Side,
     found: Mapping[str, Any],
     whole: int,
     rest: int,
@@ -575,7 +623,6 @@ def _split_modalities(
     Cache state and modality are two axes over the same tokens. A detail's own split is used where there is one;
     otherwise its tokens are taken from text first and only then from the others, which is an assumption and flagged.
     """
-    name, record = side.name, side.side
     shares: dict[str, int] = {m: found[f"{name}/{m}"] for m in record.modalities if found.get(f"{name}/{m}")}
     listed = found.get(f"{name}/modalities")
     if listed is not None:

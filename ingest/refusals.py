@@ -34,7 +34,7 @@ REASONS: Final[Mapping[str, str]] = {
     "missing_request_id": "A node reports no request id, so its report could be charged beside the gateway's.",
     # When.
     "missing_time": "The event does not say when the call ended.",
-    "bad_time": "The time is not RFC 3339 with an offset, or not a time of this calendar.",
+    "bad_time": "The time is not RFC 3339 with an offset, is a number without its unit, or lies beyond 1970 to 2999.",
     # What was used.
     "unknown_flavour": "Usage came without a flavour, or with one that nobody has described.",
     "two_usages": "More than one of usage, usage_frames and quantities is stated.",

@@ -16,8 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ingest.flavours import COUNT_MAX, FLAVOURS, PARSER_VERSION, Counted, fold_frames, read_quantities, read_usage
 from ingest.languages import language_of
 from ingest.refusals import refused
-from ledger.keys import EVENT, REQUEST, digest_uuid, event_key, key
-from ledger.meters import METERS
+from ledger.keys import EVENT, REQUEST, digest_uuid, event_key, key_head, key_under
 from ledger.parties import Model, Parties, Source, Tenant
 from ledger.statements import DIMENSIONS, DeadLetter, Item, Part, Refused, Statement, Window
 from ledger.times import parse_rfc3339
@@ -31,14 +30,13 @@ CONTENT_HASH_VERSION: Final = 1
 TEXT_MAX: Final = 256
 """Characters of any text that lands in a column."""
 TAGS_MAX: Final = 32
-FRAMES_MAX: Final = 100_000
 
 EARLIEST_AT: Final = 1_577_836_800_000_000
 """2020-01-01 UTC: clocks before it are broken clocks."""
 AHEAD_MAX: Final = 5 * 60 * 1_000_000
 """How far a reporter's clock may be ahead of the arrival, in microseconds."""
-_CALENDAR: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""Years 1 to 9999: beyond them no column can hold the instant."""
+_CALENDAR: Final = (0, 32_503_680_000_000_000)
+"""1970 to 2999: what lies beyond is no time but another number in the wrong unit, and some columns cannot hold it."""
 
 # --- The wire --------------------------------------------------------------------------------------------------------
 
@@ -180,8 +178,6 @@ _ANY: Final = msgspec.json.Decoder(float_hook=Decimal)
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 _RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _UNREADABLE: Final = (ValueError, ArithmeticError, RecursionError)
-
-_TYPES: Final = frozenset({USAGE_TYPE, WINDOW_TYPE})
 
 
 class Speaker(Struct, frozen=True):
@@ -382,7 +378,10 @@ def _read_alone(desk: "_Desk", piece: _Piece) -> Item:
     try:
         event = _EVENT.decode(raw)
     except _UNREADABLE as error:
-        return DeadLetter(raw, _why_undecodable(raw, error))
+        try:
+            return DeadLetter(raw, _why_undecodable(raw, error))
+        except Exception as fault:
+            return DeadLetter(raw, _fault(fault))
     item = (_nul_in(event) if _NUL_ESCAPE in raw else None) or desk.read(event)
     return DeadLetter(raw, item) if isinstance(item, Refused) else item
 
@@ -395,10 +394,14 @@ def _why_undecodable(raw: bytes, error: Exception) -> Refused:
     value = _ANY.decode(raw)
     if type(value) is not dict:
         return refused("not_an_event", "an event must be an object")
-    if value.get("type") not in _TYPES:
+    if value.get("type") not in (USAGE_TYPE, WINDOW_TYPE):
         stated = f"is {value['type']!r:.80}" if "type" in value else "is missing"
-        return refused("unknown_type", f"type {stated}, known are {', '.join(sorted(_TYPES))}")
+        return refused("unknown_type", f"type {stated}, known are {USAGE_TYPE}, {WINDOW_TYPE}")
     return _shape(str(error))
+
+
+def _fault(error: Exception) -> Refused:
+    return refused("reader_failed", f"{type(error).__name__}: {error}")
 
 
 def _shape(message: str) -> Refused:
@@ -447,6 +450,17 @@ def _desk(parties: Parties, received_at: int, speaker: Speaker | None) -> "_Desk
     return desk
 
 
+class _Trust(NamedTuple):
+    """A source that may speak for a tenant."""
+
+    tenant_id: str
+    """As sent."""
+    source: Source
+    tenant: Tenant
+    event_head: str
+    request_head: str
+
+
 class _Desk:
     """What stays the same for all events of a message: the parties, the arrival, the credential."""
 
@@ -457,7 +471,7 @@ class _Desk:
         parties: Parties,
         received_at: int,
         speaker: Speaker | None,
-        trusted: dict[tuple[str | None, str | None], tuple[str, Source, Tenant]],
+        trusted: "dict[tuple[str | None, str | None], _Trust]",
     ) -> None:
         self.parties, self.received_at, self.speaker, self.trusted = parties, received_at, speaker, trusted
         self.latest_at, self.models = received_at + AHEAD_MAX, parties.models
@@ -467,10 +481,10 @@ class _Desk:
         try:
             return self.statement(event) if type(event) is UsageEvent else self.window(event)  # type: ignore[arg-type]
         except Exception as error:
-            return refused("reader_failed", f"{type(error).__name__}: {error}")
+            return _fault(error)
 
-    def _trust(self, source: str | None, tenant_id: str | None) -> tuple[str, Source, Tenant] | Refused:
-        """Return the tenant as sent, the source and the tenant, or why this sender may not say this."""
+    def _trust(self, source: str | None, tenant_id: str | None) -> "_Trust | Refused":
+        """Return who is meant, or why this sender may not say this."""
         speaker = self.speaker
         if not source:
             return refused("missing_source", "source: is missing")
@@ -492,7 +506,8 @@ class _Desk:
             return refused("unknown_tenant", f"data.tenant_id: {tenant_id!r:.80} is not registered")
         if not known.may_speak_for(tenant_id):
             return refused("source_may_not_speak", f"source: {source!r:.80} may not speak for {tenant_id!r:.80}")
-        return tenant_id, known, tenant
+        event_head, request_head = key_head(EVENT, tenant_id, source), key_head(REQUEST, tenant_id, "")
+        return _Trust(tenant_id, known, tenant, event_head, request_head)
 
     def statement(self, event: UsageEvent) -> Statement | Refused:
         data = event.data
@@ -503,17 +518,17 @@ class _Desk:
         trust = self.trusted.get(who)
         if trust is None:
             checked = self._trust(*who)
-            if type(checked) is Refused:
+            if isinstance(checked, Refused):
                 return checked
-            trust = self.trusted[who] = checked  # type: ignore[assignment]
-        sent_tenant_id, source, tenant = trust  # type: ignore[misc]
+            trust = self.trusted[who] = checked
+        sent_tenant_id, source = trust.tenant_id, trust.source
         request_id = data.request_id or None
         if request_id is None and source.kind == "node":
             return refused("missing_request_id", "data.request_id: is missing in a node's report")
         occurred_at = _occurred_at(event.time, data.time_unix, data.time_unit)
         if isinstance(occurred_at, Refused):
             return occurred_at
-        if tenant.merged_at is not None:
+        if trust.tenant.merged_at is not None:
             payer = self.parties.tenant_at(sent_tenant_id, occurred_at)
             if payer is None:
                 return refused("unknown_tenant", f"data.tenant_id: {sent_tenant_id!r:.80} is merged into nobody known")
@@ -534,7 +549,9 @@ class _Desk:
             if flavour is None:
                 return refused("unknown_flavour", "data.flavour: is missing")
             counted = read_usage(flavour, usage)
-            raw = _canonical(_cut(usage))
+            if isinstance(counted, Refused):
+                return counted
+            raw = _canonical(usage if counted.is_plain else _cut(usage))
             counts = b'{"usage":' + raw + b"}"
         elif frames:
             if quantities is not None:
@@ -641,15 +658,15 @@ class _Desk:
         if is_own_hit:
             claimed = None
         elif request_id is not None:
-            claimed = key(REQUEST, sent_tenant_id, "", request_id)
+            claimed = key_under(trust.request_head, request_id)
         else:
             # With its source in front, so that it can never equal the key of a stated request id.
-            claimed = key(REQUEST, sent_tenant_id, source.source, event_id)
+            claimed = key_under(key_head(REQUEST, sent_tenant_id, source.source), event_id)
         content = canonical_content(event, sent_tenant_id, occurred_at, is_final, counts)
         is_in_time = EARLIEST_AT <= occurred_at <= self.latest_at
         # Positional, since naming thirty-odd fields costs more than checking them; the order is Statement's own.
         return Statement(
-            key(EVENT, sent_tenant_id, source.source, event_id),
+            key_under(trust.event_head, event_id),
             digest_uuid(content),
             claimed,
             (
@@ -694,7 +711,7 @@ class _Desk:
         trust = self._trust(event.source, data.tenant_id)
         if isinstance(trust, Refused):
             return trust
-        sent_tenant_id, source, _ = trust
+        sent_tenant_id, source = trust.tenant_id, trust.source
         starts_at = _occurred_at(data.starts_at, None, None, "data.starts_at")
         ends_at = _occurred_at(data.ends_at, None, None, "data.ends_at")
         if isinstance(starts_at, Refused):
@@ -732,16 +749,18 @@ def _occurred_at(text: str | None, number: int | None, unit: str | None, field: 
     """Return when the call ended, in UTC microseconds; a bare number is never guessed to be seconds."""
     if text:
         try:
-            return parse_rfc3339(text)
+            instant = parse_rfc3339(text)
         except (ValueError, OverflowError) as error:
             return refused("bad_time", f"{field}: {text!r:.60} {error}")
-    if number is None:
+    elif number is None:
         return refused("missing_time", f"{field}: is missing")
-    if unit is None:
+    elif unit is None:
         return refused("bad_time", "data.time_unix: needs data.time_unit, s or ms")
-    instant = number * (1_000_000 if unit == "s" else 1_000)
-    if not _CALENDAR[0] <= instant <= _CALENDAR[1]:
-        return refused("bad_time", f"data.time_unix: {number:.60} {unit} is beyond year 9999")
+    else:
+        instant = number * (1_000_000 if unit == "s" else 1_000)
+        field = "data.time_unix"
+    if not _CALENDAR[0] <= instant < _CALENDAR[1]:
+        return refused("bad_time", f"{field}: is not between 1970 and 2999")
     return instant
 
 
@@ -842,7 +861,8 @@ _ENUM_KEYS: Final = frozenset(
     }
 )  # fmt: skip
 _ENUM_VALUE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}", re.ASCII).fullmatch
-_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", re.ASCII).fullmatch
+_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII).fullmatch
+_KEY_MAX: Final = 64
 _CUT_DEPTH: Final = 8
 _EXACT: Final = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 _WIDTH_MAX: Final = 40
@@ -853,38 +873,11 @@ def _is_key(name: str) -> bool:
     return _KEY(name) is not None
 
 
-# Keys that providers are known to use: one look-up instead of a pattern, on nearly every key of nearly every event.
-_USUAL_KEYS: Final = frozenset(
-    {
-        "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details",
-        "cached_tokens", "cache_write_tokens", "text_tokens", "audio_tokens", "image_tokens", "reasoning_tokens",
-        "accepted_prediction_tokens", "rejected_prediction_tokens", "created_cache_tokens",
-        "input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation",
-        "ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens", "output_tokens_details", "thinking_tokens",
-        "promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "totalTokenCount", "cachedContentTokenCount",
-        "toolUsePromptTokenCount",
-        *METERS,
-    }
-)  # fmt: skip
-
-
-def _cut(usage: dict[str, Any], depth: int = _CUT_DEPTH) -> dict[str, Any]:
-    """Return a usage object cut to numbers, flags and known words, with one spelling per number.
-
-    The object itself where nothing is to be cut.
-    """
-    for name, value in usage.items():
-        if name in _USUAL_KEYS:
-            if type(value) is int and -COUNT_MAX <= value <= COUNT_MAX:
-                continue
-            if type(value) is dict and depth and _cut(value, depth - 1) is value:
-                continue
-        break
-    else:
-        return usage
+def _cut(usage: Mapping[str, Any], depth: int = _CUT_DEPTH) -> dict[str, Any]:
+    """Return a usage object cut to numbers, flags and known words, with one spelling per number."""
     kept = {}
     for name, value in usage.items():
-        if _is_key(name):
+        if len(name) <= _KEY_MAX and _is_key(name):
             value = _cut_value(name, value, depth)
             if value is not UNSET:
                 kept[name] = value
