@@ -231,9 +231,39 @@ def _read(body: bytes, desk: "_Desk", is_lines: bool) -> list[Item]:
     return read  # type: ignore[return-value]
 
 
+def event_bodies(body: bytes, *, is_lines: bool = False) -> list[bytes]:
+    """Return the bytes of each event of a message, numbered as the items of `read_events` or `read_ndjson`."""
+    return [piece.raw for piece in _pieces(body, is_lines)]
+
+
 def event_bytes(body: bytes, place: int, *, is_lines: bool = False) -> bytes:
-    """Return the bytes of the event that became item number `place` of `read_events` or `read_ndjson`."""
-    return _pieces(body, is_lines)[place].raw
+    """Return the bytes of the event that became item number `place`."""
+    return event_bodies(body, is_lines=is_lines)[place]
+
+
+class _Named(Struct, gc=False):
+    id: str | None = None
+
+
+_NAMED: Final = msgspec.json.Decoder(_Named)
+_NAMED_PACK: Final = msgspec.json.Decoder(list[_Named])
+
+
+def event_ids(body: bytes, *, is_lines: bool = False) -> list[str | None]:
+    """Return the id of each event of a message, numbered likewise; None where it cannot be read."""
+    if not is_lines and body.lstrip(_BLANK)[:1] == b"[":
+        try:
+            return [named.id for named in _NAMED_PACK.decode(body)]
+        except _UNREADABLE:
+            pass
+    return [_event_id(raw) for raw in event_bodies(body, is_lines=is_lines)]
+
+
+def _event_id(raw: bytes) -> str | None:
+    try:
+        return _NAMED.decode(raw).id
+    except _UNREADABLE:
+        return None
 
 
 def _decode(body: bytes, is_lines: bool) -> Sequence[Event]:
