@@ -33,6 +33,8 @@ grant execute on function ledger.make_partitions(date) to tallystick_operator;
 grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
     ledger.source_tenants, ledger.api_keys, ledger.periods, ledger.feeds, ledger.batches, ledger.entries
     to tallystick_api;
+-- Is the database as new as the code? Readiness asks.
+grant select on ledger.alembic_version to tallystick_api;
 
 -- People and reports.
 grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch_digests, ledger.feeds, ledger.requests,
