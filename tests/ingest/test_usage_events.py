@@ -1,7 +1,6 @@
 """The event contract: bytes to checked statements. Ids in names are cases of the issue."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -949,12 +948,3 @@ def test_every_field_of_an_event_is_described() -> None:
 
 def test_every_flavour_says_where_it_was_read() -> None:
     assert all(flavour.source and name == flavour.name == name.lower() for name, flavour in FLAVOURS.items())
-
-
-def test_the_readme_lists_every_reason_flavour_and_flag() -> None:
-    readme = (Path(__file__).parents[2] / "ingest" / "README.md").read_text()
-    listed = [line for line in readme.splitlines() if line.startswith("| `")]
-    assert [line for line in listed if line.split("`")[1] in REASONS] == [
-        f"| `{code}` | {text} |" for code, text in REASONS.items()
-    ]
-    assert [line.split("`")[1] for line in listed if line.split("`")[1] in FLAVOURS] == list(FLAVOURS)

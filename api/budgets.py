@@ -1,0 +1,134 @@
+"""GET budgets: the key's tenants to the reader, and what remains to the caller."""
+
+from datetime import datetime
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.errors import InvalidRequest, TenantNotFound
+from api.schemas import (
+    BUDGETS_OPERATION,
+    TENANT_BUDGETS_OPERATION,
+    AllBudgetsReply,
+    BudgetsReply,
+    Feeds,
+    TenantBudgetsReply,
+)
+from api.services import services_of
+from ledger.api_keys import ApiKey
+from ledger.database import Connection
+from ledger.times import from_micros, parse_rfc3339
+from quotas.remaining import Lag, Snapshot, TenantBudgets, remaining, tenant_ids_after
+
+router = APIRouter()
+
+_YEARS: Final = (parse_rfc3339("2000-01-01T00:00:00Z"), parse_rfc3339("2200-01-01T00:00:00Z"))
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@router.get("/v1/tenants/{tenant_id}/budgets", openapi_extra=TENANT_BUDGETS_OPERATION, response_model=None)
+async def get_tenant_budgets(request: Request) -> Response:
+    """Answer with what remains for one tenant."""
+    services = services_of(request)
+    key = await services.keys.identify(request.headers.get("authorization"))
+    at = _instant(request.query_params.get("at"))
+    tenant_id = request.path_params["tenant_id"]
+    found = await services.budgets.get((tenant_id, at)) if key.may_read(tenant_id) and "\0" not in tenant_id else None
+    if found is None:
+        raise TenantNotFound("there is no such tenant, or it is not this key's to see")
+    budgets = _encode(found.budgets)
+    reply = BudgetsReply(
+        found.tenant_id,
+        found.time_zone,
+        found.at,
+        found.database_time,
+        found.last_batch_id,
+        _feeds(found.lag),
+        msgspec.Raw(budgets),
+    )
+    return _answer(request, reply, budgets, found.database_time, found.lag)
+
+
+@router.get("/v1/budgets", openapi_extra=BUDGETS_OPERATION, response_model=None)
+async def get_budgets(request: Request) -> Response:
+    """Answer with what remains for all tenants of the key, a page at a time."""
+    services = services_of(request)
+    key = await services.keys.identify(request.headers.get("authorization"))
+    at = _instant(request.query_params.get("at"))
+    limit = _limit(request.query_params.get("limit"), services.config.page_tenants_max)
+    after = request.query_params.get("after", "")
+    if "\0" in after:
+        raise InvalidRequest("after", "is no tenant id")
+    found, tenants, following = await services.reader.run(partial(_page, key, at, after, limit))
+    listed = [
+        TenantBudgetsReply(one.tenant_id, one.time_zone, one.last_batch_id, msgspec.Raw(_encode(one.budgets)))
+        for one in tenants
+    ]
+    last = max((one.last_batch_id for one in tenants if one.last_batch_id is not None), default=None)
+    shown_at = found.database_time if at is None else from_micros(at)
+    reply = AllBudgetsReply(shown_at, found.database_time, last, _feeds(found.lag), listed, following)
+    return _answer(request, reply, _encode((listed, following)), found.database_time, found.lag)
+
+
+async def _page(
+    key: ApiKey, at: int | None, after: str, limit: int, connection: Connection
+) -> tuple[Snapshot, list[TenantBudgets], str | None]:
+    """Read a page of a key's tenants; also return after whom the next one begins."""
+    if key.speaks_for_all:
+        ids = await tenant_ids_after(connection, after, limit + 1)
+    else:
+        own = key.tenant_ids if key.tenant_id is None else {key.tenant_id}
+        ids = sorted(tenant_id for tenant_id in own if tenant_id > after)
+    following = ids[limit - 1] if len(ids) > limit else None
+    snapshot = await remaining(connection, [(tenant_id, at) for tenant_id in ids[:limit]])
+    return snapshot, list(snapshot.tenants.values()), following
+
+
+def _instant(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        # A plus sign that nobody escaped arrives as a space.
+        at = parse_rfc3339(text.replace(" ", "+") if text[-6:-5] == " " else text)
+    except (ValueError, OverflowError):
+        raise InvalidRequest("at", "must be an RFC 3339 time with an offset") from None
+    if not _YEARS[0] <= at < _YEARS[1]:
+        raise InvalidRequest("at", "must be between the years 2000 and 2200")
+    return at
+
+
+def _limit(text: str | None, most: int) -> int:
+    if text is None:
+        return most
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0):
+        raise InvalidRequest("limit", "must be a whole number above zero")
+    return min(int(text), most)
+
+
+def _feeds(lag: Lag) -> Feeds:
+    return Feeds(lag.lag_ms, lag.in_use_count, lag.silent_count)
+
+
+def _answer(request: Request, reply: Any, content: bytes, now: datetime, lag: Lag) -> Response:
+    """Encode a reply, or say that nothing has moved since the one that the caller holds.
+
+    The tag is weak: it stands for what remains, while clock and lag differ in each answer and are in headers too.
+    """
+    tag = f'W/"{blake2b(content, digest_size=12).hexdigest()}"'
+    headers = {
+        "etag": tag,
+        "cache-control": "private, no-cache",
+        "vary": "authorization",
+        "tallystick-database-time": now.isoformat(),
+    }
+    if lag.lag_ms is not None:
+        headers["tallystick-feed-lag-ms"] = str(lag.lag_ms)
+    held = request.headers.get("if-none-match")
+    if held is not None and (held.strip() == "*" or tag in [one.strip() for one in held.split(",")]):
+        return Response(status_code=304, headers=headers)
+    return Response(_encode(reply), headers=headers, media_type="application/json")

@@ -1,0 +1,39 @@
+"""What the API is run with. It is read elsewhere and handed down."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Addresses, the replica's name, and limits."""
+
+    writer_url: str = field(repr=False)
+    """Postgres as tallystick_writer, for events."""
+    api_url: str = field(repr=False)
+    """Postgres as tallystick_api, for everything that is read."""
+    name: str
+    """Names this replica's feed, `api:<name>`: one name, one process."""
+    body_bytes_max: int = 4 * 1024 * 1024
+    body_events_max: int = 10_000
+    batch_events_max: int = 5_000
+    """Events that one commit takes, about: a single body goes as one whatever it holds."""
+    queue_events_max: int = 20_000
+    queue_bytes_max: int = 64 * 1024 * 1024
+    deadline_seconds: float = 10.0
+    """How long a sender waits for the commit before it is told to send again."""
+    patience_seconds: float = 5.0
+    """How long one commit waits for a database that is away."""
+    stuck_seconds: float = 30.0
+    """A commit that takes longer makes the replica unready."""
+    key_seconds: float = 3.0
+    """How long a key is remembered, so how late a revocation may be noticed."""
+    read_connections: int = 4
+    page_tenants_max: int = 1_000
+    revision: str | None = None
+    """The newest migration that this code knows; None skips the check."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a replica needs a name")
+        if self.queue_events_max < self.body_events_max or self.queue_bytes_max < self.body_bytes_max:
+            raise ValueError("the queue must hold at least one body of the largest size")

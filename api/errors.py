@@ -1,0 +1,242 @@
+"""What goes wrong, as a client sees it: one table of problems (RFC 9457), one of our errors and their problems.
+
+Refusal
+├── Unauthenticated         no key in force was presented
+├── TenantNotFound          no such tenant, or not this key's to see: one answer, so that nobody learns which
+├── InvalidRequest          a parameter breaks a rule
+├── EmptyBody, BodyTooLarge, TooManyEvents, UnsupportedMediaType
+└── Unavailable             nothing was acknowledged; the same request may be sent again
+    ├── QueueFull           the queue pushes back
+    ├── DeadlinePassed      no answer from the ledger in time
+    ├── DatabaseAway        the database cannot be reached
+    ├── ReplicaFenced       another process with this name has taken the feed
+    └── Closing             this process is going away
+"""
+
+import logging
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final
+from uuid import uuid4
+
+import msgspec
+import psycopg
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ledger.errors import Fenced
+
+log = logging.getLogger("tallystick.api")
+
+MEDIA_TYPE: Final = "application/problem+json"
+_HERE: Final = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A problem type: what a client can rely on."""
+
+    status: int
+    title: str
+    means: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+_SOON: Final = {"retry-after": "1"}
+
+PROBLEMS: Final[Mapping[str, Kind]] = {
+    "empty-body": Kind(400, "The body holds no event", "Send at least one event."),
+    "unauthenticated": Kind(
+        401,
+        "An API key is needed",
+        "The Authorization header is missing, or is no key that is in force. Also the answer to a revoked key.",
+        {"www-authenticate": 'Bearer realm="tallystick"'},
+    ),
+    "tenant-not-found": Kind(
+        404,
+        "There is no such tenant",
+        "The tenant does not exist, or the key may not see it; the answer does not say which.",
+    ),
+    "not-found": Kind(404, "There is nothing here", "No route has this path."),
+    "method-not-allowed": Kind(405, "The method is not allowed here", "The Allow header names those that are."),
+    "body-too-large": Kind(
+        413,
+        "The body is too large",
+        "Nothing of it was read. Split it; the limit is in the detail.",
+        {"connection": "close"},
+    ),
+    "too-many-events": Kind(413, "The body holds too many events", "Nothing of it was kept. Split it."),
+    "unsupported-media-type": Kind(
+        415,
+        "The content type is not supported",
+        "Structured CloudEvents only: single, batch, or one per line; UTF-8, not compressed.",
+    ),
+    "invalid-request": Kind(422, "A parameter breaks a rule", "`errors` names the parameters and the rules."),
+    "internal-error": Kind(500, "A fault of ours", "Nothing was acknowledged. `reference` names the line in our log."),
+    "queue-full": Kind(
+        503, "Too much is waiting", "Nothing was kept. Send the same request again after Retry-After.", _SOON
+    ),
+    "deadline-passed": Kind(
+        503,
+        "The ledger did not answer in time",
+        "Whether the events are stored is not known here. Send the same request again: what is stored counts once.",
+        _SOON,
+    ),
+    "database-away": Kind(
+        503,
+        "The database cannot be reached",
+        "Nothing was acknowledged. Send the same request again: what is stored counts once.",
+        {"retry-after": "2"},
+    ),
+    "replica-fenced": Kind(
+        503,
+        "This replica no longer takes events",
+        "Another process runs under its name. Nothing was kept; another replica takes the same request.",
+        _SOON,
+    ),
+    "closing": Kind(503, "This replica is closing", "Nothing was kept; another replica takes the same request.", _SOON),
+    "not-ready": Kind(503, "This replica is not ready", "`checks` says why.", _SOON),
+}
+
+
+def urn(code: str) -> str:
+    """Return the stable type of a problem."""
+    return f"urn:tallystick:problem:{code}"
+
+
+class Refusal(Exception):
+    """A request that is answered with a problem."""
+
+    code: ClassVar[str] = "internal-error"
+
+    def __init__(self, detail: str, **more: Any) -> None:
+        self.detail, self.more = detail, more
+        super().__init__(detail)
+
+
+class Unauthenticated(Refusal):
+    """No key in force was presented."""
+
+    code = "unauthenticated"
+
+
+class TenantNotFound(Refusal):
+    """No such tenant, or not this key's to see."""
+
+    code = "tenant-not-found"
+
+
+class InvalidRequest(Refusal):
+    """A parameter breaks a rule."""
+
+    code = "invalid-request"
+
+    def __init__(self, name: str, rule: str) -> None:
+        super().__init__(f"{name} {rule}", errors=[{"name": name, "rule": rule}])
+
+
+class EmptyBody(Refusal):
+    """A body without any event."""
+
+    code = "empty-body"
+
+
+class BodyTooLarge(Refusal):
+    """A body above the limit in bytes."""
+
+    code = "body-too-large"
+
+
+class TooManyEvents(Refusal):
+    """A body above the limit in events."""
+
+    code = "too-many-events"
+
+
+class UnsupportedMediaType(Refusal):
+    """A body that is no CloudEvents JSON by its own header."""
+
+    code = "unsupported-media-type"
+
+
+class Unavailable(Refusal):
+    """Nothing was acknowledged; the same request may be sent again."""
+
+
+class QueueFull(Unavailable):
+    """The queue pushes back."""
+
+    code = "queue-full"
+
+
+class DeadlinePassed(Unavailable):
+    """No answer from the ledger in time."""
+
+    code = "deadline-passed"
+
+
+class DatabaseAway(Unavailable):
+    """The database cannot be reached."""
+
+    code = "database-away"
+
+
+class ReplicaFenced(Unavailable):
+    """Another process with this name has taken the feed."""
+
+    code = "replica-fenced"
+
+
+class Closing(Unavailable):
+    """This process is going away."""
+
+    code = "closing"
+
+
+# Errors from below and their problems; whatever is not here is a fault of ours.
+_BELOW: Final[tuple[tuple[type[Exception], str, str], ...]] = (
+    (Fenced, "replica-fenced", "another process runs under this replica's name"),
+    (psycopg.OperationalError, "database-away", "the database did not answer"),
+    (psycopg.InterfaceError, "database-away", "the connection to the database was lost"),
+)
+_BY_STATUS: Final = {404: "not-found", 405: "method-not-allowed"}
+
+
+class Problem(Response):
+    """An answer with a problem."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(
+        self, code: str, detail: str | None = None, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        kind = PROBLEMS[code]
+        body = {"type": urn(code), "title": kind.title, "status": kind.status, **more}
+        if detail is not None:
+            body["detail"] = detail
+        super().__init__(msgspec.json.encode(body), kind.status, {**kind.headers, **(headers or {})})
+
+
+def problem_of(error: Exception) -> Problem:
+    """Return the answer to whatever a route raised; a fault of ours is logged by place and kind, never with its data."""
+    if isinstance(error, Refusal):
+        return Problem(error.code, error.detail, **error.more)
+    for kind, code, detail in _BELOW:
+        if isinstance(error, kind):
+            return Problem(code, detail)
+    if isinstance(error, HTTPException) and error.status_code in _BY_STATUS:
+        return Problem(_BY_STATUS[error.status_code], headers=error.headers)
+    reference = uuid4().hex
+    log.error("fault %s: %s", reference, where(error))
+    return Problem("internal-error", "see the reference", reference=reference)
+
+
+def where(error: BaseException) -> str:
+    """Return kind and place of an error in one line; its text stays out, since it may quote anybody's data."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(_HERE)] or frames
+    place = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno} in {ours[-1].name}" if ours else ""
+    state = getattr(error, "sqlstate", None)
+    return f"{type(error).__name__}{f' {state}' if state else ''}{place}"

@@ -1,0 +1,71 @@
+"""The app: routes, what lies around them, and its life."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api import budgets, docs, events, health
+from api.config import Config
+from api.errors import InvalidRequest, problem_of
+from api.frame import Frame
+from api.schemas import complete
+from api.services import Services
+
+VERSION: Final = "1"
+_START_SECONDS: Final = 5.0
+
+
+def create_app(config: Config) -> FastAPI:
+    """Make the app; it touches the network when its lifespan begins, and finishes what is queued when that ends."""
+    services = Services.of(config)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await services.reader.open()
+        await services.commits.start(_START_SECONDS)
+        try:
+            yield
+        finally:
+            await services.commits.close()
+            await services.reader.close()
+
+    app = FastAPI(
+        title="Tallystick",
+        version=VERSION,
+        lifespan=lifespan,
+        # Their pages load scripts from elsewhere; ours is in docs.py.
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    for room in (events, budgets, health, docs):
+        app.include_router(room.router)
+    app.add_exception_handler(HTTPException, _answer)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_middleware(Frame, metrics=services.metrics)
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = complete(plain())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+async def _answer(_: Request, error: Exception) -> Response:
+    return problem_of(error)
+
+
+async def _answer_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    return problem_of(InvalidRequest(".".join(str(part) for part in first["loc"]), str(first["msg"])))

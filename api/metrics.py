@@ -1,0 +1,66 @@
+"""Counters and histograms of one process. No label names a tenant, a key or a source."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_EVENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+
+
+class Metrics:
+    """All of them, in a registry of their own, so that two apps in one process do not meet."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "tallystick_http_requests",
+            "Answers by route, method and status.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self._request_seconds = Histogram(
+            "tallystick_http_request_seconds",
+            "From the request's head to the end of the answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.events = Counter(
+            "tallystick_events", "Events answered, by what became of them.", ["outcome"], registry=self.registry
+        )
+        self.refused = Counter(
+            "tallystick_requests_pushed_back",
+            "Requests with events that nothing was kept of, by problem.",
+            ["problem"],
+            registry=self.registry,
+        )
+        self.queue_events = Gauge(
+            "tallystick_queue_events", "Events that wait for a commit or are in one.", registry=self.registry
+        )
+        self.queue_bytes = Gauge("tallystick_queue_bytes", "Bytes of those.", registry=self.registry)
+        self.is_fenced = Gauge(
+            "tallystick_feed_fenced", "1 once another process has taken the feed.", registry=self.registry
+        )
+        self.commit_seconds = Histogram(
+            "tallystick_commit_seconds", "Posting one batch.", buckets=_SECONDS, registry=self.registry
+        )
+        self.batch_events = Histogram(
+            "tallystick_batch_events", "Events of one batch.", buckets=_EVENTS, registry=self.registry
+        )
+        self.batch_requests = Histogram(
+            "tallystick_batch_requests", "Requests that shared one batch.", buckets=_EVENTS, registry=self.registry
+        )
+        # Looking a label up costs more than counting.
+        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        known = self._known.get((method, route, status))
+        if known is None:
+            known = self._requests.labels(method, route, str(status)), self._request_seconds.labels(route)
+            self._known[method, route, status] = known
+        known[0].inc()
+        known[1].observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

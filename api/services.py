@@ -1,0 +1,54 @@
+"""What the routes call: one of each per app."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import Request
+
+from api.config import Config
+from api.database import Reader
+from api.gather import Gather
+from api.group_commit import GroupCommit
+from api.keys import KeyRing
+from api.metrics import Metrics
+from ledger.api_keys import ApiKey, find_key
+from quotas.remaining import TenantBudgets, remaining
+
+Asked = tuple[str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of one app, made without touching the network."""
+
+    config: Config
+    metrics: Metrics
+    reader: Reader
+    keys: KeyRing
+    commits: GroupCommit
+    budgets: Gather[Asked, TenantBudgets]
+
+    @classmethod
+    def of(cls, config: Config) -> "Services":
+        metrics = Metrics()
+        reader = Reader(config.api_url, config.read_connections)
+
+        async def key(key_id: str) -> ApiKey | None:
+            return await reader.run(lambda connection: find_key(connection, key_id))
+
+        async def budgets(asked: Sequence[Asked]) -> dict[Asked, TenantBudgets]:
+            return (await reader.run(lambda connection: remaining(connection, asked))).tenants
+
+        return cls(
+            config=config,
+            metrics=metrics,
+            reader=reader,
+            keys=KeyRing(key, config.key_seconds),
+            commits=GroupCommit(config, metrics),
+            budgets=Gather(budgets),
+        )
+
+
+def services_of(request: Request) -> Services:
+    return cast(Services, request.app.state.services)
