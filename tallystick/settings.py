@@ -15,14 +15,20 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TALLYSTICK_", extra="ignore")
 
-    home: Path = Field(default=CHECKOUT / ".tallystick", description="Folder of the embedded stack: data, logs, addresses.")
+    home: Path = Field(
+        default=CHECKOUT / ".tallystick", description="Folder of the embedded stack: data, logs, addresses."
+    )
     database_url: SecretStr | None = Field(
         default=None,
         description="Postgres, as somebody who may make roles; only `migrate` logs in with it. Unset: embedded.",
     )
-    writer_url: SecretStr | None = Field(default=None, description="Postgres as tallystick_writer: worker, events over HTTP.")
+    writer_url: SecretStr | None = Field(
+        default=None, description="Postgres as tallystick_writer: worker, events over HTTP."
+    )
     api_url: SecretStr | None = Field(default=None, description="Postgres as tallystick_api: what the API reads.")
-    operator_url: SecretStr | None = Field(default=None, description="Postgres as tallystick_operator: commands, scheduler.")
+    operator_url: SecretStr | None = Field(
+        default=None, description="Postgres as tallystick_operator: commands, scheduler."
+    )
     analyst_url: SecretStr | None = Field(default=None, description="Postgres as tallystick_analyst: `tallystick sql`.")
     rollup_url: SecretStr | None = Field(default=None, description="Postgres as tallystick_rollup: dbt.")
 
@@ -30,18 +36,26 @@ class Settings(BaseSettings):
     usage_topic: str = Field(default="llm-usage", description="Topic of usage events.")
     usage_partitions: int = Field(default=2, description="Partitions of the topic where we make it (embedded only).")
     consumer_group: str = Field(default="tallystick", description="Kafka group; offsets live in Postgres, not in it.")
-    kafka_session_seconds: float = Field(default=10.0, description="After this long a silent worker's partitions move on.")
+    kafka_session_seconds: float = Field(
+        default=10.0, description="After this long a silent worker's partitions move on."
+    )
 
-    batch_events_max: int = Field(default=5000, ge=1, le=20_000, description="Events that one transaction posts at most, about.")
+    batch_events_max: int = Field(
+        default=5000, ge=1, le=20_000, description="Events that one transaction posts at most, about."
+    )
     batch_wait_seconds: float = Field(default=0.1, description="How long a batch that is not full waits for more.")
     message_bytes_max: int = Field(default=4 * 1024 * 1024, description="A larger message or request body is refused.")
 
     api_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
     api_port: int = Field(default=8787, description="Port the API listens on; 0 takes a free one.")
-    api_name: str = Field(default_factory=socket.gethostname, description="Names this replica's feed: one name, one process.")
+    api_name: str = Field(
+        default_factory=socket.gethostname, description="Names this replica's feed: one name, one process."
+    )
 
     rollup_seconds: float = Field(default=60.0, description="The scheduler's pause between rollups.")
-    heads_file: Path | None = Field(default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl.")
+    heads_file: Path | None = Field(
+        default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl."
+    )
     failpoints: str = Field(default="", description="For crash tests: place=die@n,...")
 
 

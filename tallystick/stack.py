@@ -114,7 +114,11 @@ class Stack:
             kafka=self.broker.bootstrap,
             kafka_session_seconds="3",
             api_port=str(port),
-            **{f"{role.removeprefix('tallystick_')}_url": self.url_for(role) for role in ROLES if role != "tallystick_reader"},
+            **{
+                f"{role.removeprefix('tallystick_')}_url": self.url_for(role)
+                for role in ROLES
+                if role != "tallystick_reader"
+            },
         )
         names = ["worker", "api", *(["scheduler"] if self._with_scheduler else [])]
         for name in names:

@@ -1,0 +1,43 @@
+-- Every event that an entry or a node's window stands for has its key, in the batch that wrote it; no key stands alone.
+with stated as (
+    select
+        e.event_key as key,
+        e.batch_id
+    from ledger.entries as e
+    group by e.event_key, e.batch_id
+    union all
+    select
+        w.event_key,
+        w.batch_id
+    from ledger.node_windows as w
+),
+
+counted as (
+    select
+        batch_id,
+        count(*) as key_count
+    from ledger.event_keys
+    group by batch_id
+)
+
+select
+    case
+        when k.key is null then format('event key %s of batch %s is missing: the event could be posted again', s.key, s.batch_id)
+        when s.key is null then format('event key %s of batch %s stands for no entry', k.key, k.batch_id)
+        else format('event key %s belongs to batch %s, its entries to batch %s', s.key, k.batch_id, s.batch_id)
+    end as failure
+from stated as s
+full join ledger.event_keys as k on k.key = s.key
+where s.batch_id is distinct from k.batch_id
+
+union all
+
+select
+    format(
+        'batch %s of feed %s accepted %s events and has %s keys', b.number, f.name,
+        b.created_count + b.evidence_count, coalesce(c.key_count, 0)
+    )
+from ledger.batches as b
+join ledger.feeds as f on f.feed_id = b.feed_id
+left join counted as c on c.batch_id = b.batch_id
+where b.created_count + b.evidence_count <> coalesce(c.key_count, 0)

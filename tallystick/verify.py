@@ -1,0 +1,386 @@
+"""`tallystick verify`: recomputes chain, keys, requests, budgets, lines and marts from the ledger, and says what differs.
+
+Everything is read in one snapshot, so that it runs beside a working worker. The proofs that are SQL stand in proofs/: each
+file selects what is broken, in words, and no row means that it holds.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from ledger import chain
+from ledger.entries import COLUMNS
+from ledger.posting import ROWS_PER_BATCH
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+PROOFS: Final = Path(__file__).parent / "proofs"
+FAILURES_NAMED_MAX: Final = 20
+"""Of each part; one change of a row breaks several proofs, and a lost partition all of them."""
+DIGESTS_AT_ONCE: Final = 2_000
+"""Digests held in memory while their rows stream by; with 5,000 rows a batch, 10 million rows."""
+
+# A mart: what its buckets are called, and how the ledger and the mart say them.
+_MARTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "fct_usage_15min": {
+        "what": "quarter hour",
+        "ledger_time": "date_bin('15 minutes', occurred_at, timestamptz '2020-01-01 00:00:00+00')",
+        "mart_time": "starts_at",
+        "bucket_text": "to_char(bucket at time zone 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'",
+    },
+    "fct_usage_hourly": {
+        "what": "hour",
+        "ledger_time": "date_trunc('hour', occurred_at, 'UTC')",
+        "mart_time": "starts_at",
+        "bucket_text": "to_char(bucket at time zone 'UTC', 'YYYY-MM-DD HH24:MI') || ' UTC'",
+    },
+    "fct_cost_daily": {
+        "what": "local day",
+        "ledger_time": "local_date",
+        "mart_time": "local_date",
+        "bucket_text": "bucket",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One thing that does not hold."""
+
+    part: str
+    """chain, batches, keys, requests, budgets, totals, lines, marts or heads."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was recomputed, and what differs."""
+
+    failures: list[Failure]
+    """At most FAILURES_NAMED_MAX of each part; the last one then says how many more there are."""
+    checked: Mapping[str, int]
+    """How many batches, entries, keys, requests, windows and mart rows were held against each other."""
+    notes: list[str]
+    """What could not be compared yet, such as marts that no run has made."""
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+
+def verify(url: str, *, heads: Path | None = None, on_part: Callable[[str], None] | None = None) -> Proof:
+    """Recompute everything that can be recomputed; `heads` is a file of published chain heads to hold the chain against.
+
+    `url` logs in as tallystick_operator, or as somebody who may read as much. Memory stays bounded whatever the ledger's
+    size; time is linear, since every row is read several times.
+    """
+    started = time.monotonic()
+    told = on_part or (lambda part: None)
+    failures: list[Failure] = []
+    notes: list[str] = []
+    with _snapshot(url) as connection:
+        told("chain")
+        failures += _named("chain", _broken_chain(connection))
+        failures += _named("chain", _broken_digests(connection))
+        for part in ("batches", "keys", "requests", "budgets", "totals", "lines"):
+            told(part)
+            failures += _broken(connection, part, (PROOFS / f"{part}.sql").read_text())
+        told("marts")
+        mart_failures, mart_notes = _broken_marts(connection)
+        failures += mart_failures
+        notes += mart_notes
+        if heads is not None:
+            told("heads")
+            failures += _named("heads", _broken_heads(connection, heads))
+        checked = _sizes(connection)
+    return Proof(failures, checked, notes, time.monotonic() - started)
+
+
+def _connect(url: str) -> Connection:
+    # The settings that decide how Postgres prints a row, which is what the digests cover.
+    return psycopg.connect(
+        url.replace("postgresql+psycopg://", "postgresql://", 1),
+        autocommit=True,
+        client_encoding="UTF8",
+        options="-c timezone=UTC -c datestyle=ISO -c intervalstyle=iso_8601",
+    )
+
+
+@contextmanager
+def _snapshot(url: str) -> Iterator[Connection]:
+    """Give a connection that sees the database as it is now for the length of the block."""
+    with _connect(url) as connection:
+        connection.execute("begin isolation level repeatable read read only")
+        # Compiling pays off for none of the statements: they are few, and most of their time is in reading.
+        connection.execute("set local jit = off")
+        yield connection
+
+
+def _named(part: str, texts: Iterable[str]) -> list[Failure]:
+    found = iter(texts)
+    named = [Failure(part, text) for text in islice(found, FAILURES_NAMED_MAX)]
+    more = sum(1 for _ in found)
+    return [*named, Failure(part, f"and {more} more")] if more else named
+
+
+def _broken(connection: Connection, part: str, statement: str) -> list[Failure]:
+    counted = f"select failure, count(*) over () from ({statement}) as broken limit {FAILURES_NAMED_MAX}"
+    # The statements are files of ours; a percent sign in them is a format of Postgres, not one of psycopg's placeholders.
+    rows = connection.execute(counted.encode()).fetchall()
+    named = [Failure(part, text) for text, _ in rows]
+    more = rows[0][1] - len(rows) if rows else 0
+    return [*named, Failure(part, f"and {more} more")] if more else named
+
+
+# --- The chain --------------------------------------------------------------------------------------------------------
+
+
+_BATCHES: Final = """
+select
+    f.feed_id, f.name, f.last_number, f.last_hash, b.number, b.first_position, b.next_position, b.created_count,
+    b.duplicate_count, b.evidence_count, b.conflict_count, b.dead_letter_count, b.entry_count, b.previous_hash, b.hash,
+    b.hash_version,
+    array(select d.posting_period from ledger.batch_digests as d where d.batch_id = b.batch_id order by d.posting_period),
+    array(select d.digest from ledger.batch_digests as d where d.batch_id = b.batch_id order by d.posting_period)
+from ledger.feeds as f
+left join ledger.batches as b on b.feed_id = f.feed_id
+order by f.feed_id, b.number
+"""
+
+
+def _broken_chain(connection: Connection) -> Iterator[str]:
+    """Walk each feed from its first batch: numbers without a gap, each hash over the one before, the last in the feed's row.
+
+    Names the first broken batch of a feed; what comes after hangs on it.
+    """
+    feed_id, number, previous, is_broken = None, 0, b"", False
+    last: tuple[str, int, bytes] | None = None
+    with connection.cursor(name="batches") as cursor:
+        cursor.itersize = 5_000
+        for row in cursor.execute(_BATCHES):
+            if row[0] != feed_id:
+                if last is not None and not is_broken:
+                    yield from _broken_end(*last, number, previous)
+                feed_id, number, previous, is_broken = row[0], 0, b"", False
+                last = row[1], row[2], row[3]
+            if row[4] is None or is_broken:
+                continue
+            fault = _fault(row, number, previous)
+            if fault is not None:
+                is_broken = True
+                yield f"feed {row[1]}: {fault}"
+            number, previous = row[4], row[14]
+    if last is not None and not is_broken:
+        yield from _broken_end(*last, number, previous)
+
+
+def _fault(row: tuple[Any, ...], number: int, previous: bytes) -> str | None:
+    if row[4] != number + 1:
+        return f"batch {number + 1} is missing; after {number} comes {row[4]}"
+    if row[15] != chain.HASH_VERSION:
+        return f"batch {row[4]} has hash version {row[15]}, which nobody wrote"
+    if row[13] != previous:
+        return f"batch {row[4]} does not name the hash of batch {number}"
+    expected = chain.batch_hash(
+        feed=row[1],
+        number=row[4],
+        previous_hash=row[13],
+        first_position=row[5],
+        next_position=row[6],
+        counts={
+            "created": row[7],
+            "duplicate": row[8],
+            "evidence": row[9],
+            "conflict": row[10],
+            "dead_letter": row[11],
+            "entry": row[12],
+        },
+        digests=dict(zip(row[16], row[17], strict=True)),
+    )
+    return None if row[14] == expected else f"batch {row[4]} is not what its hash covers"
+
+
+def _broken_end(name: str, last_number: int, last_hash: bytes, number: int, reached: bytes) -> Iterator[str]:
+    if (last_number, last_hash) != (number, reached):
+        yield f"feed {name}: its row says batch {last_number} is the last, the chain ends with {number} or another hash"
+
+
+def _broken_digests(connection: Connection) -> Iterator[str]:
+    """Stream the rows as COPY prints them and hold their digests against what was written down when they were posted."""
+    periods = connection.execute(
+        "select posting_period from ledger.batch_digests union select posting_period from ledger.entries order by 1"
+    ).fetchall()
+    for (period,) in periods:
+        after = -1
+        while True:
+            listed = connection.execute(
+                "select d.batch_id, d.digest, f.name, b.number from ledger.batch_digests as d"
+                " join ledger.batches as b on b.batch_id = d.batch_id join ledger.feeds as f on f.feed_id = b.feed_id"
+                " where d.posting_period = %s and d.batch_id > %s order by d.batch_id limit %s",
+                [period, after, DIGESTS_AT_ONCE],
+            ).fetchall()
+            is_last = len(listed) < DIGESTS_AT_ONCE
+            until = None if is_last else listed[-1][0]
+            found = dict(_digests(connection, period, after, until))
+            for batch_id, digest, feed, number in listed:
+                if found.pop(batch_id, None) != digest:
+                    yield f"feed {feed}: the rows of batch {number} in {period:%Y-%m} differ from what was posted"
+            for batch_id in found:
+                yield f"rows of {period:%Y-%m} claim batch id {batch_id}, which posted none there"
+            if is_last:
+                break
+            after = listed[-1][0]
+
+
+def _digests(connection: Connection, period: date, after: int, until: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yield (batch id, digest of its rows) for the batches after one and up to another."""
+    statement = (
+        f"copy (select {', '.join(COLUMNS)} from ledger.entries where posting_period = '{period.isoformat()}'"
+        f" and entry_id >= {(after + 1) * ROWS_PER_BATCH}"
+        + (f" and entry_id < {(until + 1) * ROWS_PER_BATCH}" if until is not None else "")
+        + " order by entry_id) to stdout"
+    )
+    batch_id, hashed = -1, sha256()
+    with connection.cursor() as cursor, cursor.copy(statement) as rows:
+        # The protocol gives one message for each row.
+        for row in rows:
+            line = bytes(row)
+            of = int(line[: line.index(b"\t")]) // ROWS_PER_BATCH
+            if of != batch_id:
+                if batch_id >= 0:
+                    yield batch_id, hashed.digest()
+                batch_id, hashed = of, sha256()
+            hashed.update(line)
+    if batch_id >= 0:
+        yield batch_id, hashed.digest()
+
+
+# --- Marts ------------------------------------------------------------------------------------------------------------
+
+
+def _broken_marts(connection: Connection) -> tuple[list[Failure], list[str]]:
+    present = {
+        name
+        for (name,) in connection.execute(
+            "select relname from pg_class where relnamespace = to_regnamespace('marts') and relkind = 'r'"
+        )
+    }
+    failures: list[Failure] = []
+    notes: list[str] = []
+    for mart, words in _MARTS.items():
+        if not {mart, "watermarks"} <= present:
+            notes.append(f"{mart} is not there yet: run `tallystick rollup`")
+            continue
+        statement = (PROOFS / "marts.sql").read_text().replace("{mart}", mart)
+        for name, text in words.items():
+            statement = statement.replace(f"{{{name}}}", text)
+        failures += _broken(connection, "marts", statement)
+        behind = connection.execute(
+            "select coalesce(sum(f.last_number - coalesce(w.low, 0)), 0) from ledger.feeds as f"
+            " left join marts.watermarks as w on w.feed_id = f.feed_id and w.model = %s",
+            [mart],
+        ).fetchone()
+        if behind and behind[0]:
+            notes.append(f"{mart} is {behind[0]} batches behind and was compared up to its watermark")
+    return failures, notes
+
+
+def _sizes(connection: Connection) -> dict[str, int]:
+    row = connection.execute(
+        "select (select count(*) from ledger.batches), (select count(*) from ledger.entries),"
+        " (select count(*) from ledger.event_keys), (select count(*) from ledger.requests),"
+        " (select count(*) from quotas.windows)"
+    ).fetchone()
+    assert row is not None
+    return dict(zip(("batches", "entries", "keys", "requests", "windows"), row, strict=True))
+
+
+# --- Heads ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The end of a feed's chain as it was published."""
+
+    feed: str
+    number: int
+    hash: str
+
+
+def publish_heads(url: str, path: Path, *, now: datetime | None = None) -> list[Head]:
+    """Append the chain heads that moved since they were last published, one JSON object a line; return them.
+
+    The file belongs where the database's administrator cannot write: a chain that was made anew from its first batch is
+    sound in itself, and only a head that was published before shows it.
+    """
+    published = {head.feed: head.number for head in _published(path)}
+    with _connect(url) as connection:
+        rows = connection.execute(
+            "select name, last_number, encode(last_hash, 'hex') from ledger.feeds where last_number > 0 order by feed_id"
+        ).fetchall()
+    moved = [Head(*row) for row in rows if row[1] > published.get(row[0], 0)]
+    if moved:
+        at = (now or datetime.now(UTC)).isoformat()
+        text = "".join(
+            json.dumps({"feed": head.feed, "number": head.number, "hash": head.hash, "at": at}) + "\n" for head in moved
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            # A line that a crash cut short must not swallow the first of ours.
+            if file.tell() and not _ends_with_newline(path):
+                text = "\n" + text
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+    return moved
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _published(path: Path) -> Iterator[Head]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                said = json.loads(line)
+                yield Head(str(said["feed"]), int(said["number"]), str(said["hash"]))
+            except (ValueError, KeyError, TypeError):
+                # Cut short by a crash while it was being written; whatever it said was published again after it.
+                continue
+
+
+def _broken_heads(connection: Connection, path: Path) -> Iterator[str]:
+    if not path.exists():
+        yield f"no heads have been published to {path.name}"
+        return
+    heads = _published(path)
+    while listed := list(islice(heads, 1_000)):
+        rows = connection.execute(
+            "select h.feed, h.number, h.hash, encode(b.hash, 'hex')"
+            " from unnest(%s::text[], %s::bigint[], %s::text[]) as h (feed, number, hash)"
+            " left join ledger.feeds as f on f.name = h.feed"
+            " left join ledger.batches as b on b.feed_id = f.feed_id and b.number = h.number"
+            " where b.hash is null or encode(b.hash, 'hex') <> h.hash",
+            [[head.feed for head in listed], [head.number for head in listed], [head.hash for head in listed]],
+        ).fetchall()
+        for feed, number, published, found in rows:
+            if found is None:
+                yield f"feed {feed}: batch {number} was published as {published[:16]}... and is gone"
+            else:
+                yield f"feed {feed}: batch {number} was published as {published[:16]}... and is now {found[:16]}..."

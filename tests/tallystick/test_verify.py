@@ -1,0 +1,241 @@
+"""`verify` finds nothing where nothing was changed, and names what was, whoever changed it."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tallystick.verify import Proof, publish_heads, verify
+from tests.factories import NODE, make_event
+from tests.support.databases import Database
+from tests.support.ledger import Ledger
+
+
+@pytest.fixture
+async def ledger(database: Database) -> AsyncIterator[Ledger]:
+    """Two tenants, three batches: a request each, one reported twice, one of a model without a price, a dead letter."""
+    made = Ledger(database)
+    made.add_tenant().add_tenant("t-beta", zone="Europe/Berlin").add_source().add_node()
+    await made.add_price(input="2.00", output="8.00")
+    await made.post(make_event("a"), make_event("b", tenant_id="t-beta"))
+    await made.post(
+        make_event("n", source=NODE, request_id="req-c", usage={"prompt_tokens": 90, "completion_tokens": 9}),
+        make_event("x", model="m-nobody-knows", requested_model="m-nobody-knows"),
+    )
+    await made.post(make_event("c", request_id="req-c"), make_event("bad", tenant_id="t-nobody"))
+    # From here on no trigger stands in the way of whoever has the database's own rights.
+    made.superuser.execute("set session_replication_role = replica")
+    yield made
+    made.close()
+
+
+def proof(ledger: Ledger, **options: Path) -> Proof:
+    return verify(ledger.database.url_for("tallystick_operator"), **options)
+
+
+def parts(ledger: Ledger) -> dict[str, str]:
+    """The first failure of each part."""
+    found: dict[str, str] = {}
+    for failure in proof(ledger).failures:
+        found.setdefault(failure.part, failure.text)
+    return found
+
+
+async def test_an_untouched_ledger_holds(ledger: Ledger) -> None:
+    result = proof(ledger)
+    assert result.ok, result.failures
+    assert dict(result.checked) == {"batches": 3, "entries": 6, "keys": 5, "requests": 4, "windows": 5}
+    # No rollup has run: said, and not failed.
+    assert [note.split()[0] for note in result.notes] == ["fct_usage_15min", "fct_usage_hourly", "fct_cost_daily"]
+
+
+async def test_an_empty_ledger_holds(database: Database) -> None:
+    assert verify(database.url_for("tallystick_operator")).ok
+
+
+FIRST = "(select min(entry_id) from ledger.entries)"
+
+TAMPERED = {
+    "an amount": (
+        f"update ledger.entries set charge_amount = charge_amount + 0.01 where entry_id = {FIRST}",
+        {
+            "chain": "feed file:test: the rows of batch 1 in 2026-01 differ from what was posted",
+            "batches": "the rows sum to 0.01056, the digest says 0.00056",
+            "budgets": "budget totals-charge",
+            "totals": "tenant t-alpha, 2026-01, USD: budget totals-charge says 0.00056, the ledger 0.01056",
+            "lines": "its amounts are cost 0.00028 and charge 0.01028, its lines sum to 0.00028 and 0.00028",
+        },
+    ),
+    "a text that no sum shows": (
+        f"update ledger.entries set trace_id = 'other' where entry_id = {FIRST}",
+        {"chain": "the rows of batch 1 in 2026-01 differ"},
+    ),
+    "a row gone": (
+        f"delete from ledger.entries where entry_id = {FIRST}",
+        {
+            "chain": "the rows of batch 1 in 2026-01 differ",
+            "batches": "holds 1 rows of 2026-01, its digest says 2",
+            "keys": "stands for no entry",
+            "requests": "has a row and no first entry",
+            "budgets": "budget totals-charge",
+            "totals": "tenant t-alpha",
+        },
+    ),
+    "two rows swapped": (
+        "update ledger.entries as e set entry_id = -1 - o.entry_id from ledger.entries as o"
+        f" where o.batch_id = e.batch_id and o.entry_id <> e.entry_id and e.batch_id = {FIRST} / 65536;"
+        "update ledger.entries set entry_id = -1 - entry_id where entry_id < 0",
+        {"chain": "the rows of batch 1 in 2026-01 differ", "requests": "should begin with the 1 rows from entry"},
+    ),
+    "a digest made to fit": (
+        "update ledger.batch_digests set digest = sha256('other') where batch_id = (select min(batch_id) from ledger.batches)",
+        {"chain": "feed file:test: batch 1 is not what its hash covers"},
+    ),
+    "a batch count": (
+        "update ledger.batches set duplicate_count = 7 where number = 2",
+        {"chain": "feed file:test: batch 2 is not what its hash covers"},
+    ),
+    "a batch made anew with a sound hash": (
+        "update ledger.batches set hash = sha256('other') where number = 2",
+        {"chain": "feed file:test: batch 2 is not what its hash covers"},
+    ),
+    "a batch gone": (
+        "delete from ledger.batches where number = 2",
+        {"chain": "feed file:test: batch 2 is missing; after 1 comes 3", "requests": "has a row and no first entry"},
+    ),
+    "the last batch gone": (
+        "delete from ledger.batches where number = 3",
+        {
+            "chain": "feed file:test: its row says batch 3 is the last, the chain ends with 2",
+            "requests": "as its best, which is not its last statement",
+        },
+    ),
+    "a key gone, so that its event could be posted again": (
+        "delete from ledger.event_keys where key = (select event_key from ledger.entries order by entry_id limit 1)",
+        {"keys": "is missing: the event could be posted again"},
+    ),
+    "a key of another batch": (
+        "update ledger.event_keys set batch_id = batch_id + 1 where key ="
+        " (select event_key from ledger.entries order by entry_id limit 1)",
+        {"keys": "belongs to batch"},
+    ),
+    "a key of nothing": (
+        "insert into ledger.event_keys values (gen_random_uuid(), gen_random_uuid(), 1,"
+        " (select min(batch_id) from ledger.batches))",
+        {"keys": "stands for no entry"},
+    ),
+    "a request's first row": (
+        f"update ledger.requests set entry_count = 2 where entry_id = {FIRST}",
+        {"requests": "should begin with the 1 rows from entry"},
+    ),
+    "a request gone": (f"delete from ledger.requests where entry_id = {FIRST}", {"requests": "has entries and no row"}),
+    "a request's best statement": (
+        "update ledger.requests as r set best_event_key = e.event_key from ledger.entries as e"
+        " where e.kind = 'usage' and e.source like 'node%' and r.key = e.request_key",
+        {"requests": "as its best, which is not its last statement"},
+    ),
+    "a window": (
+        "update quotas.windows set posted = posted - 0.0000000001 where budget_id = 'totals-cost'"
+        " and tenant_id = 't-beta'",
+        {
+            "budgets": "window of 2026-01-01: holds 0.0002799999 posted and 0 unpriced, the ledger says 0.00028 and 0",
+            "totals": "tenant t-beta, 2026-01, USD: budget totals-cost says 0.0002799999, the ledger 0.00028",
+        },
+    ),
+    "a window's count of what has no price": (
+        "update quotas.windows set unpriced_count = 0",
+        {"budgets": "0 unpriced, the ledger says 0.00056 and 1"},
+    ),
+    "a window from nowhere": (
+        "insert into quotas.windows (budget_id, group_key, window_start, tenant_id, currency, posted, last_batch_id)"
+        " values ('totals-charge', '[\"t-gamma\", \"USD\"]', '2026-01-01', 't-gamma', 'USD', 1, 1)",
+        {"budgets": "the ledger says 0 and 0", "totals": "tenant t-gamma"},
+    ),
+    "the totals themselves": (
+        "update quotas.budgets set ended_at = now() where budget_id = 'totals-charge'",
+        {"totals": "budget totals-charge, which the standing proof needs, is gone or ended"},
+    ),
+    "a price that was used": (
+        "update ledger.rates set price = price * 2 where meter = 'visible_output_tokens'",
+        {"lines": "its amounts are"},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+async def test_a_change_by_somebody_who_may_do_anything_is_named(ledger: Ledger, what: str) -> None:
+    statements, expected = TAMPERED[what]
+    for statement in statements.split(";"):
+        changed = ledger.superuser.execute(statement)
+        assert changed.rowcount > 0
+    found = parts(ledger)
+    assert found.keys() == expected.keys(), found
+    for part, words in expected.items():
+        assert words in found[part]
+
+
+async def test_many_failures_are_counted_not_listed(ledger: Ledger) -> None:
+    ledger.superuser.execute(
+        "insert into ledger.event_keys select gen_random_uuid(), gen_random_uuid(), 1, 1 from generate_series(1, 30)"
+    )
+    texts = [failure.text for failure in proof(ledger).failures if failure.part == "keys"]
+    assert len(texts) == 21
+    assert texts[-1] == "and 11 more"  # 30 keys, and the batch that has too many
+
+
+async def test_a_chain_made_anew_is_sound_in_itself_and_differs_from_its_published_head(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    path = tmp_path / "heads.jsonl"
+    url = ledger.database.url_for("tallystick_operator")
+    assert [(head.feed, head.number) for head in publish_heads(url, path)] == [("file:test", 3)]
+    assert proof(ledger, heads=path).ok
+    # The last batch is taken away with everything that hangs on it, and the feed's row says that it never was.
+    for statement in (
+        "create temporary table gone as select batch_id from ledger.batches where number = 3",
+        "delete from ledger.batch_digests where batch_id in (select * from gone)",
+        "delete from ledger.batches where batch_id in (select * from gone)",
+        "update ledger.feeds set last_number = 2, last_hash = (select hash from ledger.batches where number = 2)",
+        "delete from ledger.entries where batch_id in (select * from gone)",
+        "delete from ledger.event_keys where batch_id in (select * from gone)",
+        "update ledger.requests as r set rank[5] = 10, best_event_key = e.event_key from ledger.entries as e"
+        " where e.request_key = r.key",
+        "delete from quotas.windows",
+        "insert into quotas.windows (budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count,"
+        " last_batch_id) select f.budget_id, f.group_key, f.window_start, f.tenant_id, f.currency, f.posted,"
+        " f.unpriced_count, f.batch_id from quotas.budgets as b cross join lateral quotas.fold_windows(b.budget_id) as f",
+    ):
+        ledger.superuser.execute(statement)
+    assert proof(ledger).ok
+    failures = proof(ledger, heads=path).failures
+    assert [failure.part for failure in failures] == ["heads"]
+    assert failures[0].text.startswith("feed file:test: batch 3 was published as ")
+    assert failures[0].text.endswith("and is gone")
+
+
+async def test_heads_are_published_when_they_moved_and_never_twice(ledger: Ledger, tmp_path: Path) -> None:
+    path = tmp_path / "outside" / "heads.jsonl"
+    url = ledger.database.url_for("tallystick_operator")
+    publish_heads(url, path)
+    assert publish_heads(url, path) == []
+    ledger.superuser.execute("set session_replication_role = origin")
+    await ledger.post(make_event("d"))
+    assert [(head.feed, head.number) for head in publish_heads(url, path)] == [("file:test", 4)]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["number"] for line in lines] == [3, 4]
+    assert bytes.fromhex(lines[1]["hash"]) == ledger.value("select last_hash from ledger.feeds")
+
+
+async def test_a_line_cut_short_by_a_crash_harms_no_other(ledger: Ledger, tmp_path: Path) -> None:
+    path = tmp_path / "heads.jsonl"
+    path.write_text('{"feed": "file:te')
+    publish_heads(ledger.database.url_for("tallystick_operator"), path)
+    assert proof(ledger, heads=path).ok
+    assert json.loads(path.read_text().splitlines()[-1])["number"] == 3
+
+
+async def test_heads_that_nobody_published_are_missed(ledger: Ledger, tmp_path: Path) -> None:
+    assert [failure.text for failure in proof(ledger, heads=tmp_path / "heads.jsonl").failures] == [
+        "no heads have been published to heads.jsonl"
+    ]
