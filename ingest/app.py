@@ -12,6 +12,7 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode.supervisors import CrashingSupervisor
 
+from ingest.intake import ease_collection
 from ingest.lanes import Lanes, Record
 from ledger import failpoints
 from ledger.errors import LedgerError
@@ -182,6 +183,7 @@ def run(config: WorkerConfig) -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(_Sparingly())
     failpoints.configure(config.failpoints)
+    ease_collection()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     app = make_app(config)

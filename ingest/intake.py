@@ -1,6 +1,7 @@
 """From messages to a committed batch: read, prepare, post; again when the books changed, row by row when one is bad."""
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from ledger.statements import DeadLetter, Item, Refused, Window
 log = logging.getLogger("tallystick.ingest")
 
 _TRIES: Final = 8
+_EVENTS_AT_ONCE: Final = 100
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
@@ -67,7 +69,8 @@ class Reading:
 
     def with_items(self, items: list[Item], places: list[tuple[int, int]]) -> "Reading":
         """Return a reading of the same messages that says something else."""
-        prepared, missing = prepare(self.books, items)
+        missing = Missing()
+        prepared = prepare(self.books, items, missing)
         return replace(self, items=items, places=places, prepared=prepared, missing=missing)
 
     def batch(self) -> Batch:
@@ -83,12 +86,18 @@ class Reading:
         )
 
 
-def read(
+async def read(
     messages: Sequence[Message], books: Books, expected_position: int | None = None, next_position: int | None = None
 ) -> Reading:
-    """Read and price messages with the books in hand; pure, and never raises for what is in them."""
+    """Read and price messages with the books in hand; never raises for what is in them.
+
+    Lets others run after each hundred events or so: the commit of the batch before takes its many small steps meanwhile.
+    """
     items: list[Item] = []
     places: list[tuple[int, int]] = []
+    prepared: list[Priced | Window | DeadLetter] = []
+    missing = Missing()
+    pause_at = _EVENTS_AT_ONCE
     for number, message in enumerate(messages):
         if message.refused is not None:
             found: list[Item] = [DeadLetter(message.body, message.refused)]
@@ -98,8 +107,18 @@ def read(
             found = read_body(message.body, books.parties, message.received_at, message.speaker)
         items += found
         places += [(number, place) for place in range(len(found))]
-    prepared, missing = prepare(books, items)
+        prepared += prepare(books, found, missing)
+        if len(items) >= pause_at:
+            pause_at = len(items) + _EVENTS_AT_ONCE
+            await asyncio.sleep(0)
     return Reading(messages, items, places, prepared, missing, books, expected_position, next_position)
+
+
+def ease_collection() -> None:
+    """Let Python look for garbage in cycles seldom: a batch makes many small objects, and hardly any of them in a cycle."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
 
 
 class Intake:
@@ -121,10 +140,11 @@ class Intake:
     async def close(self) -> None:
         await self._connection.close()
 
-    def read(
+    async def read(
         self, messages: Sequence[Message], expected_position: int | None = None, next_position: int | None = None
     ) -> Reading:
-        return read(messages, self.books, expected_position, next_position)
+        """Read messages with the books in hand; touches no connection, so that it may overlap a `post`."""
+        return await read(messages, self.books, expected_position, next_position)
 
     async def post(self, reading: Reading) -> Posted:
         """Post a reading; return what became of each item.
@@ -140,7 +160,7 @@ class Intake:
                 return await self._post_once(reading)
             except StaleBooks:
                 self.books = await load_books(self._connection)
-                reading = self._again(reading)
+                reading = await self._again(reading)
             except CommitUnknown as unknown:
                 await self._reconnect(started)
                 if await self._was_committed(unknown):
@@ -160,8 +180,8 @@ class Intake:
                     log.info("the database did not take a batch (%s); again", error.sqlstate)
                     await asyncio.sleep(min(0.02 * 2**attempt, _LONGEST_PAUSE_SECONDS))
 
-    def _again(self, reading: Reading) -> Reading:
-        return read(reading.messages, self.books, reading.expected_position, reading.next_position)
+    async def _again(self, reading: Reading) -> Reading:
+        return await read(reading.messages, self.books, reading.expected_position, reading.next_position)
 
     async def _post_once(self, reading: Reading, *, keep: bool = True) -> Posted:
         if reading.missing:

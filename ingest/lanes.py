@@ -160,7 +160,7 @@ class Lanes:
             await self._settled(lane)
             messages = [await self._noted(lane, messages[0])]
         next_position = run[-1].offset + 1
-        reading = lane.intake.read(messages, lane.expected, next_position)
+        reading = await lane.intake.read(messages, lane.expected, next_position)
         await self._settled(lane)
         if lane.is_fenced:
             return

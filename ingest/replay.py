@@ -132,7 +132,9 @@ def _trace_rows(path: Path) -> Iterator[tuple[int, int, int]]:
         for number, row in enumerate(rows, start=2):
             match = _MICROSECOND_TIME.fullmatch(row[0]) if len(row) == 3 else None
             if match is None or not (row[1].isdecimal() and row[2].isdecimal()):
-                raise ReplayError(f"{path.name}: line {number}: a time and two counts are wanted, got {','.join(row)!r:.80}")
+                raise ReplayError(
+                    f"{path.name}: line {number}: a time and two counts are wanted, got {','.join(row)!r:.80}"
+                )
             day, clock, fraction = match.groups()
             yield parse_rfc3339(f"{day}T{clock}.{fraction}Z"), int(row[1]), int(row[2])
 
@@ -229,4 +231,14 @@ class _Silent:
 
 
 _SILENT: Final = _Silent()
-__all__ = ["KafkaException", "Plan", "ReplayError", "events_of", "file_events", "load_plan", "packs", "send", "trace_events"]
+__all__ = [
+    "KafkaException",
+    "Plan",
+    "ReplayError",
+    "events_of",
+    "file_events",
+    "load_plan",
+    "packs",
+    "send",
+    "trace_events",
+]

@@ -16,7 +16,6 @@ import msgspec
 from ledger.meters import COLUMN_METERS, METERS, Quantities, input_tokens, output_tokens
 from ledger.money import amount_text
 from ledger.statements import DIMENSIONS, Kind, Statement
-from ledger.times import postgres_text
 
 NULL: Final = "\\N"
 
@@ -31,7 +30,7 @@ COLUMNS: Final = (
 """In the order of the table and of the lines."""
 
 
-class Money(msgspec.Struct, frozen=True):
+class Money(msgspec.Struct, frozen=True, gc=False):
     """An amount in one book, and the rate set that made it; null amounts are unpriced."""
 
     amount: Decimal | None
@@ -42,7 +41,7 @@ class Money(msgspec.Struct, frozen=True):
 UNPRICED: Final = Money(None, None, None)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One row, less what only the posting transaction knows: its id, batch, period and time of recording."""
 
     statement: Statement
@@ -70,7 +69,7 @@ class Entry(msgspec.Struct, frozen=True):
     actor: str | None = None
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Standing(msgspec.Struct, frozen=True, gc=False):
     """What stands for a request under one combination of everything that is not a number: a group of the fold."""
 
     grain: tuple[Any, ...]
@@ -152,17 +151,14 @@ def _quantities(quantities: Quantities | None, avoided_tokens: int | None) -> st
     """Return the columns from the first meter to `other_quantities`."""
     if quantities is None:
         return f"{_NO_QUANTITIES}\t{_number(avoided_tokens)}\t{NULL}"
-    columns = "\t".join([str(quantities.get(name, 0)) for name in COLUMN_METERS])
+    get = quantities.get
+    uncached, read = get("uncached_input_tokens", 0), get("cache_read_tokens", 0)
+    write_5m, write_1h = get("cache_write_5m_tokens", 0), get("cache_write_1h_tokens", 0)
+    write_other = get("cache_write_other_tokens", 0)
+    visible, reasoning = get("visible_output_tokens", 0), get("reasoning_tokens", 0)
+    columns = f"{uncached}\t{read}\t{write_5m}\t{write_1h}\t{write_other}\t{visible}\t{reasoning}"
     if quantities.keys() <= _COLUMN_SET:
-        get = quantities.get
-        into = (
-            get("uncached_input_tokens", 0)
-            + get("cache_read_tokens", 0)
-            + get("cache_write_5m_tokens", 0)
-            + get("cache_write_1h_tokens", 0)
-            + get("cache_write_other_tokens", 0)
-        )
-        out = get("visible_output_tokens", 0) + get("reasoning_tokens", 0)
+        into, out = uncached + read + write_5m + write_1h + write_other, visible + reasoning
         return f"{columns}\t{into}\t{out}\t{_number(avoided_tokens)}\t{NULL}"
     others = {name: count for name, count in quantities.items() if name not in _COLUMN_SET and count}
     return f"{columns}\t{input_tokens(quantities)}\t{output_tokens(quantities)}\t{_number(avoided_tokens)}\t{_jsonb(others)}"
@@ -171,25 +167,33 @@ def _quantities(quantities: Quantities | None, avoided_tokens: int | None) -> st
 def tail(entry: Entry) -> str:
     """Return the line from `local_date` on: all that is known before the posting transaction."""
     s = entry.statement
+    flags, unpriced = entry.flags, entry.unpriced
     return (
-        f"{entry.local_date}\t{_texts(entry.dimensions)}\t{entry.subject_id or NULL}\t{escaped(entry.tags)}\t"
-        f"{_number(entry.attempt)}\t{_number(s.sequence)}\t{s.revision}\t{'t' if s.is_final else 'f'}\t"
-        f"{'t' if s.reservation_open else 'f'}\t{entry.request_count}\t"
-        f"{_quantities(entry.quantities, entry.avoided_tokens)}\t{_jsonb(entry.reported)}\t"
-        f"{_money(entry.cost)}\t{_money(entry.charge)}\t{_array(entry.flags)}\t{_array(entry.unpriced)}\t"
-        f"{_number(s.max_output_tokens)}\t{_number(s.delivered_output_tokens)}\t{_number(s.provider_calls)}\t"
-        f"{_number(s.latency_ms)}\t{_number(s.ttft_ms)}\t{_number(s.queue_ms)}\t{_number(s.prefill_ms)}\t"
-        f"{_number(s.decode_ms)}\t{entry.raw_digest or NULL}\t{escaped(entry.reason)}\t{escaped(entry.actor)}\n"
+        f"{entry.local_date}\t{_texts(entry.dimensions)}\t{entry.subject_id or NULL}\t"
+        f"{NULL if entry.tags is None else escaped(entry.tags)}\t"
+        f"{NULL if entry.attempt is None else entry.attempt}\t{NULL if s.sequence is None else s.sequence}\t{s.revision}\t"
+        f"{'t' if s.is_final else 'f'}\t{'t' if s.reservation_open else 'f'}\t{entry.request_count}\t"
+        f"{_quantities(entry.quantities, entry.avoided_tokens)}\t"
+        f"{NULL if entry.reported is None else _jsonb(entry.reported)}\t"
+        f"{_money(entry.cost)}\t{_money(entry.charge)}\t"
+        f"{_array(flags) if flags else '{}'}\t{_array(unpriced) if unpriced else '{}'}\t"
+        f"{NULL if s.max_output_tokens is None else s.max_output_tokens}\t"
+        f"{NULL if s.delivered_output_tokens is None else s.delivered_output_tokens}\t"
+        f"{NULL if s.provider_calls is None else s.provider_calls}\t{NULL if s.latency_ms is None else s.latency_ms}\t"
+        f"{NULL if s.ttft_ms is None else s.ttft_ms}\t{NULL if s.queue_ms is None else s.queue_ms}\t"
+        f"{NULL if s.prefill_ms is None else s.prefill_ms}\t{NULL if s.decode_ms is None else s.decode_ms}\t"
+        f"{entry.raw_digest or NULL}\t{NULL if entry.reason is None else escaped(entry.reason)}\t"
+        f"{NULL if entry.actor is None else escaped(entry.actor)}\n"
     )
 
 
-def line(entry: Entry, entry_tail: str, entry_id: int, posting_period: date, batch_id: int, recorded_text: str) -> str:
-    """Return the COPY line of an entry, with its newline."""
+def line(entry: Entry, entry_tail: str, entry_id: int, where: str, occurred_text: str, recorded_text: str) -> str:
+    """Return the COPY line of an entry, with its newline; `where` is its posting period and batch, as text with a tab."""
     s = entry.statement
+    corrects = entry.corrects_entry_id
     return (
-        f"{entry_id}\t{posting_period}\t{batch_id}\t{s.event_key}\t{s.request_key or NULL}\t{entry.entry_no}\t"
-        f"{entry.kind}\t{_number(entry.corrects_entry_id)}\t{postgres_text(entry.occurred_at)}\t{recorded_text}\t"
-        f"{entry_tail}"
+        f"{entry_id}\t{where}\t{s.event_key}\t{s.request_key or NULL}\t{entry.entry_no}\t{entry.kind}\t"
+        f"{NULL if corrects is None else corrects}\t{occurred_text}\t{recorded_text}\t{entry_tail}"
     )
 
 

@@ -70,9 +70,17 @@ OUTPUT_TOKEN_METERS: Final = frozenset(m.name for m in METERS.values() if m.unit
 
 def input_tokens(quantities: Quantities) -> int:
     """Return all input tokens: uncached, read from and written to a cache."""
-    return sum(count for name, count in quantities.items() if name in INPUT_TOKEN_METERS)
+    total = 0
+    for name, count in quantities.items():
+        if name in INPUT_TOKEN_METERS:
+            total += count
+    return total
 
 
 def output_tokens(quantities: Quantities) -> int:
     """Return all output tokens: visible and reasoning."""
-    return sum(count for name, count in quantities.items() if name in OUTPUT_TOKEN_METERS)
+    total = 0
+    for name, count in quantities.items():
+        if name in OUTPUT_TOKEN_METERS:
+            total += count
+    return total

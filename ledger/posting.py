@@ -6,7 +6,7 @@ entries, whose triggers refuse closed periods and move budget windows by id.
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -24,11 +24,10 @@ from ledger.feeds import Claim
 from ledger.keys import digest_uuid
 from ledger.meters import COLUMN_METERS, Quantities, input_tokens, output_tokens
 from ledger.money import EXACT
-from ledger.parties import local_date
 from ledger.price_book import RateSet, Selectors, Unpriced
 from ledger.pricing import amount_of, unpriced_meters
 from ledger.statements import DIMENSIONS, DeadLetter, Item, Kind, Outcome, Part, Rank, Refused, Statement, Window
-from ledger.times import from_micros, micros, postgres_text
+from ledger.times import from_micros, local_date_at, micros, postgres_text
 from ledger.true_ups import fold, true_up
 
 CONTENT_HASH_VERSION: Final = 1
@@ -105,10 +104,9 @@ class Batch:
 # --- Before the transaction: price, and write the lines ---------------------------------------------------------------
 
 
-def prepare(books: Books, items: Sequence[Item]) -> tuple[list[Priced | Window | DeadLetter], "Missing"]:
-    """Price statements and write their lines; also return what has no id yet, after whose making it is to be done again."""
-    missing = Missing()
-    return [_prepared(books, item, missing) for item in items], missing
+def prepare(books: Books, items: Sequence[Item], missing: "Missing") -> list[Priced | Window | DeadLetter]:
+    """Price statements and write their lines; what has no id yet is noted, after whose making it is to be done again."""
+    return [_prepared(books, item, missing) for item in items]
 
 
 @dataclass(slots=True)
@@ -148,8 +146,9 @@ def price_statement(books: Books, statement: Statement, at: int, kind: Kind, mis
         subject_id = books.subject_ids.get((tenant_id, statement.subject_hash))
         if subject_id is None:
             missing.subjects[tenant_id, statement.subject_hash] = None
-    day = local_date(tenant, at)
-    currency = tenant.at(at).charge_currency
+    terms = tenant.at(at)
+    day = local_date_at(terms.time_zone, at)
+    currency = terms.charge_currency
     digest = digest_uuid(statement.raw_usage) if statement.raw_usage is not None else None
     tags = jsonb_text(statement.tags) if statement.tags else None
     entries = []
@@ -321,7 +320,8 @@ class _Writing:
     results: list[Result] = field(default_factory=list)
     new_keys: list[str] = field(default_factory=list)
     lines: dict[date, list[str]] = field(default_factory=dict)
-    sums: dict[tuple[date, str, str], Decimal] = field(default_factory=dict)
+    amounts: dict[date, list[tuple[Money, Money]]] = field(default_factory=dict)
+    """(cost, charge) of each row."""
     raw: list[str] = field(default_factory=list)
     letters: list[_Letter] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
@@ -457,15 +457,16 @@ class _Writing:
         listed = self.lines.get(period)
         if listed is None:
             listed = self.lines[period] = []
+        where = f"{period}\t{self.batch_id}"
+        occurred_text = postgres_text(entries[0].occurred_at)
         statement = entries[0].statement
         if statement.raw_usage is not None and statement.flavour is not None:
             self._keep_raw(statement, first)
-        for entry, entry_tail in zip(entries, tails, strict=True):
-            entry_id = self.batch_id * ROWS_PER_BATCH + self.ordinal
-            self.ordinal += 1
-            listed.append(line(entry, entry_tail, entry_id, period, self.batch_id, self.recorded_text))
-            self._sum(period, "cost", entry.cost)
-            self._sum(period, "charge", entry.charge)
+        amounts = self.amounts.setdefault(period, [])
+        for entry_id, (entry, entry_tail) in enumerate(zip(entries, tails, strict=True), start=first):
+            listed.append(line(entry, entry_tail, entry_id, where, occurred_text, self.recorded_text))
+            amounts.append((entry.cost, entry.charge))
+        self.ordinal += len(entries)
         return first
 
     def _keep_raw(self, statement: Statement, entry_id: int) -> None:
@@ -474,11 +475,6 @@ class _Writing:
         if "\\" in usage:
             usage = usage.replace("\\", "\\\\")
         self.raw.append(f"{entry_id}\t{statement.flavour}\t{statement.parser_version}\t{usage}\n")
-
-    def _sum(self, period: date, book: str, money: Money) -> None:
-        if money.amount is not None and money.currency is not None:
-            key = (period, book, money.currency)
-            self.sums[key] = EXACT.add(self.sums.get(key, _ZERO), money.amount)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -814,8 +810,9 @@ async def _write_batch(
             "insert into ledger.batch_digests (batch_id, posting_period, row_count, cost_sums, charge_sums, digest)"
             " values (%s, %s, %s, %s::jsonb, %s::jsonb, %s)",
             [
-                writing.batch_id, period, len(writing.lines[period]), _sums(writing, period, "cost"),
-                _sums(writing, period, "charge"), chain.digest(lines),
+                writing.batch_id, period, len(writing.lines[period]),
+                _sums(cost for cost, _ in writing.amounts[period]),
+                _sums(charge for _, charge in writing.amounts[period]), chain.digest(lines),
             ],
         )  # fmt: skip
     await connection.execute(
@@ -828,7 +825,10 @@ async def _write_batch(
     )  # fmt: skip
 
 
-def _sums(writing: _Writing, period: date, book: str) -> str:
-    return jsonb_text(
-        {currency: f"{amount:f}" for (p, b, currency), amount in writing.sums.items() if p == period and b == book}
-    )
+def _sums(moneys: Iterable[Money]) -> str:
+    """Return amounts by currency, as jsonb text of decimal strings."""
+    sums: dict[str, Decimal] = {}
+    for money in moneys:
+        if money.amount is not None and money.currency is not None:
+            sums[money.currency] = EXACT.add(sums.get(money.currency, _ZERO), money.amount)
+    return jsonb_text({currency: f"{amount:f}" for currency, amount in sums.items()})

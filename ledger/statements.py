@@ -59,7 +59,7 @@ class Refused(msgspec.Struct, frozen=True):
     """One line for a person: the field and the rule."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """One priced model call inside a statement; it becomes one row. Most statements have one part."""
 
     model: str | None
@@ -78,7 +78,7 @@ class Part(msgspec.Struct, frozen=True):
     """What the counts said besides, such as {"unexplained_tokens": 1400}; lands in `reported`."""
 
 
-class Statement(msgspec.Struct, frozen=True):
+class Statement(msgspec.Struct, frozen=True, gc=False):
     """A report of a request, read and checked, before it has a price. Immutable; times are UTC microseconds."""
 
     event_key: str

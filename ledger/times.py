@@ -57,10 +57,9 @@ def _whole_second(second: str, offset: str) -> int:
 def postgres_text(instant: int) -> str:
     """Return an instant as Postgres prints it in UTC: 2026-01-15 10:00:00.25+00, trailing zeros cut."""
     seconds, fraction = divmod(instant, 1_000_000)
-    text = _second_text(seconds)
     if fraction:
-        return f"{text}.{f'{fraction:06d}'.rstrip('0')}+00"
-    return text + "+00"
+        return f"{_second_text(seconds)}.{fraction:06d}".rstrip("0") + "+00"
+    return _second_text(seconds) + "+00"
 
 
 @lru_cache(maxsize=65_536)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ingest.intake import Intake, Message, Reading
+from ingest.intake import Intake, Message, Reading, ease_collection
 from ledger import feeds, posting
 from ledger.books import ensure_ids
 from ledger.database import Connection, connect
@@ -40,7 +40,7 @@ async def post_all(intake: Intake, bodies: list[bytes], batch: int = BATCH) -> l
     under_way: asyncio.Task[Posted] | None = None
     done = []
     for at in range(0, len(bodies), step):
-        reading = intake.read([Message(body, received, "bench") for body in bodies[at : at + step]])
+        reading = await intake.read([Message(body, received, "bench") for body in bodies[at : at + step]])
         if under_way is not None:
             done.append(await under_way)
         under_way = asyncio.create_task(intake.post(reading))
@@ -57,7 +57,9 @@ async def rows_of(intake: Intake, bodies: list[bytes]) -> list[Rows]:
     try:
         for at in range(0, len(bodies), BATCH // PACK):
             received = time.time_ns() // 1000
-            reading: Reading = intake.read([Message(body, received, "bench") for body in bodies[at : at + BATCH // PACK]])
+            reading: Reading = await intake.read(
+                [Message(body, received, "bench") for body in bodies[at : at + BATCH // PACK]]
+            )
             if reading.missing:
                 await ensure_ids(connection, intake.books, reading.missing.rate_sets, reading.missing.subjects)
                 reading = reading.with_items(reading.items, reading.places)
@@ -91,7 +93,9 @@ async def copy_all(connection: Connection, rows: list[Rows]) -> None:
         async with connection.transaction():
             await copy("event_keys", "key, content_hash, hash_version, batch_id", batch.keys)
             await copy(
-                "requests", "key, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key", batch.requests
+                "requests",
+                "key, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key",
+                batch.requests,
             )
             await copy("raw_usage", "received_month, entry_id, flavour, parser_version, usage", batch.raw)
             await copy("entries", ", ".join(posting.COLUMNS), batch.entries)
@@ -104,6 +108,7 @@ async def run() -> list[Comparison]:
         f" shared_buffers {SHARED_BUFFERS}, fsync on",
         flush=True,
     )
+    ease_collection()
     async with world(keys) as made:
         return [
             await _measured(made, events, double_reported=False, name="post, plain", target=0.5),
@@ -132,7 +137,11 @@ async def _measured(made: World, events: int, *, double_reported: bool, name: st
         assert created + outcomes["evidence"] == events, outcomes
         after = _state(made)
         assert after["entries"] - before["entries"] == events
-        assert after["charge"] - before["charge"] == after["budget"] - before["budget"] == after["totals"] - before["totals"]
+        assert (
+            after["charge"] - before["charge"]
+            == after["budget"] - before["budget"]
+            == after["totals"] - before["totals"]
+        )
         return events / seconds
 
     async def baseline() -> float:

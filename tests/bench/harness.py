@@ -65,4 +65,6 @@ async def compare(
 def machine() -> str:
     """Return what was measured on, in a line."""
     cores = os.cpu_count()
-    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, {PAIRS} interleaved pairs, medians"
+    return (
+        f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, {PAIRS} interleaved pairs, medians"
+    )

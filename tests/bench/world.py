@@ -116,7 +116,10 @@ def preload(ledger: Ledger, keys: int) -> float:
 @asynccontextmanager
 async def world(keys: int) -> AsyncIterator[World]:
     """Make a world on this machine's disk, with fsync on, and take it away afterwards."""
-    with _folder() as home, EmbeddedPostgres(home, parameters={"shared_buffers": SHARED_BUFFERS, "max_wal_size": "16GB"}) as server:
+    with (
+        _folder() as home,
+        EmbeddedPostgres(home, parameters={"shared_buffers": SHARED_BUFFERS, "max_wal_size": "16GB"}) as server,
+    ):
         migrate(server.url)
         ledger = Ledger(Database(server.address, "tallystick"))
         first, months = _months()

@@ -123,7 +123,10 @@ async def test_broken_events_are_kept_and_cost_their_neighbours_nothing(
     """A pack of five with two broken ones, a message that is no JSON, one that is cut short."""
     await ledger.add_price(input="2.00", output="8.00")
     good = events(3)
-    odd = [event_bytes(make_event("odd-1", tenant_id="t-nobody")), event_bytes(make_event("odd-2", feature="chat\0bot"))]
+    odd = [
+        event_bytes(make_event("odd-1", tenant_id="t-nobody")),
+        event_bytes(make_event("odd-2", feature="chat\0bot")),
+    ]
     worker = start()
     pack = b"[" + b",".join([good[0], odd[0], good[1], odd[1], good[2]]) + b"]"
     send(broker.bootstrap, topic, [(pack, 5), (b"garbage", 1), (event_bytes(make_event("cut"))[:-20], 1)])
@@ -135,7 +138,9 @@ async def test_broken_events_are_kept_and_cost_their_neighbours_nothing(
         "truncated",
         "unknown_tenant",
     ]
-    assert {bytes(row[0]) for row in ledger.rows("select bytes from ledger.dead_letters where reason <> 'truncated'")} == {
+    assert {
+        bytes(row[0]) for row in ledger.rows("select bytes from ledger.dead_letters where reason <> 'truncated'")
+    } == {
         b"garbage",
         *odd,
     }

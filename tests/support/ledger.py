@@ -170,7 +170,8 @@ class Ledger:
         intake = await Intake.open(self.database.url_for("tallystick_writer"), held, patience=5)
         try:
             received = parse_rfc3339(received_at)
-            return await intake.post(intake.read([Message(body, received, origin, speaker=speaker) for body in bodies]))
+            reading = await intake.read([Message(body, received, origin, speaker=speaker) for body in bodies])
+            return await intake.post(reading)
         finally:
             await intake.close()
 
