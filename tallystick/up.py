@@ -19,12 +19,15 @@ def up(settings: Settings, console: Console) -> None:
     Errors: EmbeddedError or TimeoutError with one clear line, when a part does not start or ends by itself.
     """
     try:
-        with termination_as_interrupt():
-            with console.status("starting") as status, Stack(settings, say=status.update) as stack:
-                stack.start_services()
-                status.stop()
-                _say_where(stack, console)
-                _stay(stack, console)
+        with (
+            termination_as_interrupt(),
+            console.status("starting") as status,
+            Stack(settings, say=status.update) as stack,
+        ):
+            stack.start_services()
+            status.stop()
+            _say_where(stack, console)
+            _stay(stack, console)
     except KeyboardInterrupt:
         console.print("stopped; the data stay in", f"{settings.home}")
 

@@ -5,11 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tallystick.embedded import EmbeddedBroker, EmbeddedPostgres
 from tests.support import databases
 from tests.support import kafka4 as kafka4_support
 from tests.support.ledger import Ledger
+
+# A busy machine makes inputs slowly, which says nothing about the code; and what failed must fail again.
+settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
 
 CHECKOUT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
