@@ -420,9 +420,9 @@ def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str
             if type(value) is int and 0 <= value <= COUNT_MAX:
                 found[place] = value
                 continue
-            is_plain = False
             if value is None:
                 continue
+            is_plain = False
             if place.endswith("/modalities"):
                 if type(value) is not list and type(value) is not dict:
                     raise _NotACountError("wrong_type", f"{key} must be a list or an object")
@@ -438,9 +438,7 @@ def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str
                     is_plain = False
             except _NotACountError as error:
                 raise error.under(key) from None
-        elif value is None:
-            is_plain = False
-        else:
+        elif value is not None:
             raise _NotACountError("wrong_type", f"{key} must be an object")
     return is_plain
 

@@ -4,32 +4,33 @@ One message holds one CloudEvents event, a JSON array of them (a pack), or one p
 pass; where that fails, each event is read alone, so that a bad neighbour costs nobody. No bytes raise.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
-from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Struct
 
+from ingest.contents import CONTENT_HASH_VERSION, canonical, canonical_content, cut
 from ingest.flavours import COUNT_MAX, FLAVOURS, PARSER_VERSION, Counted, fold_frames, read_quantities, read_usage
 from ingest.languages import language_of
+from ingest.messages import BLANK, Piece, lines_of, pieces_of, why_unreadable
 from ingest.refusals import refused
+from ingest.wire import (
+    UNDECODABLE,
+    USAGE_TYPE,
+    WINDOW_TYPE,
+    Event,
+    UsageEvent,
+    WindowEvent,
+    decode_any,
+    decode_event,
+    decode_pack,
+)
+from ingest.wire import events_json_schema as events_json_schema
 from ledger.keys import EVENT, REQUEST, digest_uuid, event_key, key_head, key_under
 from ledger.parties import Model, Parties, Source, Tenant
 from ledger.statements import DIMENSIONS, DeadLetter, Item, Part, Refused, Statement, Window
 from ledger.times import parse_rfc3339
-
-USAGE_TYPE: Final = "llm.usage.v1"
-WINDOW_TYPE: Final = "gpu.node.window.v1"
-
-CONTENT_HASH_VERSION: Final = 1
-"""Raised whenever the same event would hash to something else."""
-
-TEXT_MAX: Final = 256
-"""Characters of any text that lands in a column."""
-TAGS_MAX: Final = 32
 
 EARLIEST_AT: Final = 1_577_836_800_000_000
 """2020-01-01 UTC: clocks before it are broken clocks."""
@@ -37,147 +38,6 @@ AHEAD_MAX: Final = 5 * 60 * 1_000_000
 """How far a reporter's clock may be ahead of the arrival, in microseconds."""
 _CALENDAR: Final = (0, 32_503_680_000_000_000)
 """1970 to 2999: what lies beyond is no time but another number in the wrong unit, and some columns cannot hold it."""
-
-# --- The wire --------------------------------------------------------------------------------------------------------
-
-Text = Annotated[str, Meta(max_length=TEXT_MAX)]
-Small = Annotated[int, Meta(ge=0, le=32_767)]
-Medium = Annotated[int, Meta(ge=0, le=2_147_483_647)]
-Big = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
-Object = dict[str, Any]
-Tags = Annotated[dict[Text, Text], Meta(max_length=TAGS_MAX)]
-
-AttemptKind = Literal["first", "retry", "fallback", "continuation", "hedge"]
-Status = Literal["ok", "error", "cancelled", "interrupted", "refused", "in_progress", "void"]
-CacheResult = Literal["miss", "exact_hit", "semantic_hit", "prefix_hit"]
-
-
-def _said(what: str) -> Meta:
-    return Meta(description=what)
-
-
-class UsageData(Struct, kw_only=True, gc=False):
-    """What happened in one model call, as its reporter saw it. Unknown fields are ignored."""
-
-    # Who.
-    tenant_id: Annotated[Text | None, _said("Who pays; a tenant's credential supplies it.")] = None
-    user_hash: Annotated[Text | None, _said("The sender's keyed hash of its user; never a name or an address.")] = None
-    conversation_id: Annotated[Text | None, _said("Groups the calls of one conversation.")] = None
-    api_key_id: Annotated[Text | None, _said("Id of the caller's key, never the key.")] = None
-    # What for.
-    feature: Annotated[Text | None, _said("The product feature that the call served.")] = None
-    language: Annotated[Text | None, _said("Language tag of the text; und if unknown.")] = None
-    route: Annotated[Text | None, _said("The gateway's route.")] = None
-    lane: Annotated[Literal["interactive", "batch"] | None, _said("Urgency; never selects a price.")] = None
-    tags: Annotated[Tags | None, _said("Free labels for cost allocation.")] = None
-    app_version: Annotated[Text | None, _said("Version of the calling application.")] = None
-    trace_id: Annotated[Text | None, _said("Trace that the call belongs to.")] = None
-    # Call.
-    request_id: Annotated[
-        Text | None, _said("One upstream attempt that somebody bills; minted by the gateway, passed on to the node.")
-    ] = None
-    operation_id: Annotated[Text | None, _said("Groups the attempts of one logical request.")] = None
-    attempt: Annotated[Small | None, _said("Number of the attempt inside its operation.")] = None
-    attempt_kind: Annotated[AttemptKind | None, _said("Why this attempt was made.")] = None
-    sequence: Annotated[Big | None, _said("The source's own counter; gaps show lost events.")] = None
-    response_id: Annotated[Text | None, _said("The provider's id of its answer: an attribute, no identity.")] = None
-    reservation_id: Annotated[Text | None, _said("The reservation that this usage settles.")] = None
-    reservation_open: Annotated[bool, _said("More attempts follow under the reservation.")] = False
-    operation: Annotated[Text | None, _said("Kind of call, such as chat or embeddings.")] = None
-    provider: Annotated[Text | None, _said("Who bills us; our own name for self-hosted models.")] = None
-    provider_account: Annotated[Text | None, _said("The account there.")] = None
-    deployment: Annotated[Text | None, _said("The deployment there.")] = None
-    requested_model: Annotated[Text | None, _said("The model that was asked for.")] = None
-    model: Annotated[Text | None, _said("The model as the provider reported it.")] = None
-    requested_service_tier: Annotated[Text | None, _said("The service tier that was asked for.")] = None
-    service_tier: Annotated[Text | None, _said("The service tier that served the call.")] = None
-    region: Annotated[Text | None, _said("Where the call was served.")] = None
-    node_id: Annotated[Text | None, _said("The GPU node that served it.")] = None
-    max_output_tokens: Annotated[Big | None, _said("The cap on output that the call carried.")] = None
-    # Outcome.
-    status: Annotated[Status, _said("How the call ended; void withdraws a report.")] = "ok"
-    stop_reason: Annotated[Text | None, _said("The provider's word for why output ended.")] = None
-    cache_result: Annotated[
-        CacheResult | None, _said("exact_hit and semantic_hit are the gateway's own cache: no upstream request.")
-    ] = None
-    provider_calls: Annotated[Medium | None, _said("Upstream calls made inside this request.")] = None
-    latency_ms: Annotated[Big | None, _said("Whole milliseconds from first byte in to last byte out.")] = None
-    ttft_ms: Annotated[Big | None, _said("Whole milliseconds to the first token.")] = None
-    queue_ms: Annotated[Big | None, _said("Whole milliseconds in a queue.")] = None
-    prefill_ms: Annotated[Big | None, _said("Whole milliseconds of prefill.")] = None
-    decode_ms: Annotated[Big | None, _said("Whole milliseconds of decoding.")] = None
-    delivered_output_tokens: Annotated[Big | None, _said("Output that reached the caller.")] = None
-    # Usage.
-    flavour: Annotated[Text | None, _said("Whose usage object it is, and so what its counts include.")] = None
-    usage: Annotated[Object | None, _said("The provider's usage object, verbatim.")] = None
-    usage_frames: Annotated[
-        list[Object | None] | None, _said("A stream's usage objects in order; the receiver folds them.")
-    ] = None
-    quantities: Annotated[Object | None, _said("Canonical counts by meter, instead of a provider's object.")] = None
-    local_estimate: Annotated[Object | None, _said("The sender's own estimate by meter; counts if all else lacks.")] = (
-        None
-    )
-    basis: Annotated[Literal["reported", "estimated"], _said("Whether a provider or a guess says so.")] = "reported"
-    final: Annotated[bool | None, _said("No more is expected; absent: true, false for in_progress.")] = None
-    revision: Annotated[Medium, _said("Orders the reports of one source about one request.")] = 0
-    # Senders without RFC 3339.
-    time_unix: Annotated[int | None, _said("End of the call as a whole number, in time_unit.")] = None
-    time_unit: Annotated[Literal["s", "ms"] | None, _said("Unit of time_unix.")] = None
-
-
-class WindowData(Struct, kw_only=True, gc=False, omit_defaults=True):
-    """What one GPU node did over a span of time, in whole numbers. Unknown fields are ignored."""
-
-    tenant_id: Annotated[Text | None, _said("The platform's tenant, which owns the node.")] = None
-    node_id: Annotated[Text, _said("The node.")]
-    starts_at: Annotated[Text, _said("RFC 3339.")]
-    ends_at: Annotated[Text, _said("RFC 3339, exclusive.")]
-    gpu_model: Text | None = None
-    gpu_count: Annotated[Small | None, _said("GPUs, or slices of one, under this node.")] = None
-    mig_profile: Text | None = None
-    engine: Text | None = None
-    model: Text | None = None
-    region: Text | None = None
-    busy_ms: Annotated[Big | None, _said("Milliseconds with at least one request in hand.")] = None
-    energy_joules: Big | None = None
-    request_count: Big | None = None
-    input_tokens: Annotated[Big | None, _said("Including those read from the prefix cache.")] = None
-    cache_read_tokens: Big | None = None
-    output_tokens: Big | None = None
-    kv_token_seconds: Annotated[Big | None, _said("Integral of resident KV-cache tokens over the span.")] = None
-    preemption_count: Big | None = None
-
-
-class _Envelope(Struct, kw_only=True, gc=False, tag_field="type"):
-    id: Annotated[
-        Text | None, _said("Minted before the first try, best a UUIDv7; with source and tenant it is the identity.")
-    ] = None
-    source: Annotated[Text | None, _said("The registered sender, exactly as registered.")] = None
-    specversion: Annotated[Literal["1.0"], _said("CloudEvents version.")] = "1.0"
-    time: Annotated[Text | None, _said("RFC 3339 with offset: the end of the call as the reporter saw it.")] = None
-
-
-class UsageEvent(_Envelope, kw_only=True, gc=False, tag_field="type", tag=USAGE_TYPE):
-    """A CloudEvents event of type llm.usage.v1: one report of one model call."""
-
-    data: UsageData
-
-
-class WindowEvent(_Envelope, kw_only=True, gc=False, tag_field="type", tag=WINDOW_TYPE):
-    """A CloudEvents event of type gpu.node.window.v1: one report of a node about itself."""
-
-    data: WindowData
-
-
-Event = UsageEvent | WindowEvent
-
-# Numbers that the contract does not type, such as those in a usage object, become Decimal: none passes through a float.
-_PACK: Final = msgspec.json.Decoder(list[Event], float_hook=Decimal)
-_EVENT: Final = msgspec.json.Decoder(Event, float_hook=Decimal)
-_ANY: Final = msgspec.json.Decoder(float_hook=Decimal)
-_RAW: Final = msgspec.json.Decoder(msgspec.Raw)
-_RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_UNREADABLE: Final = (ValueError, ArithmeticError, RecursionError)
 
 
 class Speaker(Struct, frozen=True):
@@ -212,8 +72,8 @@ def read_ndjson(body: bytes, parties: Parties, received_at: int, speaker: Speake
 def _read(body: bytes, desk: "_Desk", is_lines: bool) -> list[Item]:
     try:
         events = _decode(body, is_lines)
-    except _UNREADABLE:
-        return [_read_alone(desk, piece) for piece in _pieces(body, is_lines)]
+    except UNDECODABLE:
+        return [_read_alone(desk, piece) for piece in pieces_of(body, is_lines)]
     read: list[Statement | Window | Refused]
     if _NUL_ESCAPE in body:
         # JSON can only say U+0000 by this escape, so that all other messages need no search.
@@ -226,19 +86,29 @@ def _read(body: bytes, desk: "_Desk", is_lines: bool) -> list[Item]:
             read = [desk.read(event) for event in events]
     if Refused in map(type, read):
         # Their bytes are looked for only now, since nearly all messages need none.
-        pieces = _pieces(body, is_lines)
+        pieces = pieces_of(body, is_lines)
         return [DeadLetter(pieces[n].raw, item) if isinstance(item, Refused) else item for n, item in enumerate(read)]
     return read  # type: ignore[return-value]
 
 
 def event_bodies(body: bytes, *, is_lines: bool = False) -> list[bytes]:
     """Return the bytes of each event of a message, numbered as the items of `read_events` or `read_ndjson`."""
-    return [piece.raw for piece in _pieces(body, is_lines)]
+    return [piece.raw for piece in pieces_of(body, is_lines)]
 
 
 def event_bytes(body: bytes, place: int, *, is_lines: bool = False) -> bytes:
     """Return the bytes of the event that became item number `place`."""
     return event_bodies(body, is_lines=is_lines)[place]
+
+
+def event_ids(body: bytes, *, is_lines: bool = False) -> list[str | None]:
+    """Return the id of each event of a message, numbered likewise; None where it cannot be read."""
+    if not is_lines and body.lstrip(BLANK)[:1] == b"[":
+        try:
+            return [named.id for named in _NAMED_PACK.decode(body)]
+        except UNDECODABLE:
+            pass
+    return [_event_id(raw) for raw in event_bodies(body, is_lines=is_lines)]
 
 
 class _Named(Struct, gc=False):
@@ -249,165 +119,31 @@ _NAMED: Final = msgspec.json.Decoder(_Named)
 _NAMED_PACK: Final = msgspec.json.Decoder(list[_Named])
 
 
-def event_ids(body: bytes, *, is_lines: bool = False) -> list[str | None]:
-    """Return the id of each event of a message, numbered likewise; None where it cannot be read."""
-    if not is_lines and body.lstrip(_BLANK)[:1] == b"[":
-        try:
-            return [named.id for named in _NAMED_PACK.decode(body)]
-        except _UNREADABLE:
-            pass
-    return [_event_id(raw) for raw in event_bodies(body, is_lines=is_lines)]
-
-
 def _event_id(raw: bytes) -> str | None:
     try:
         return _NAMED.decode(raw).id
-    except _UNREADABLE:
+    except UNDECODABLE:
         return None
 
 
 def _decode(body: bytes, is_lines: bool) -> Sequence[Event]:
     """Decode all events of a message in one pass; raise where one of them is not of this contract."""
     if is_lines:
-        return [_EVENT.decode(line) for line in _lines(body)]
-    return _PACK.decode(body) if body.lstrip(_BLANK)[:1] == b"[" else [_EVENT.decode(body)]
+        return [decode_event(line) for line in lines_of(body)]
+    return decode_pack(body) if body.lstrip(BLANK)[:1] == b"[" else [decode_event(body)]
 
 
-def _lines(body: bytes) -> list[bytes]:
-    lines = [line for line in (line.strip(_BLANK) for line in body.split(b"\n")) if line]
-    return lines or [body]
-
-
-_BLANK: Final = b" \t\r\n"
 _NUL_ESCAPE: Final = b"\\u0000"
 
 
-def _unreadable(raw: bytes) -> Refused | None:
-    """Return why bytes are no JSON that we can read, or None if they are."""
-    if not raw.strip(_BLANK):
-        return refused("empty_message", "the message is empty")
-    try:
-        _ANY.decode(raw)
-    except RecursionError:
-        return refused("nested_too_deep", "the value is nested too deep")
-    except msgspec.ValidationError as error:
-        return refused("out_of_range", str(error))
-    except ArithmeticError:
-        return refused("out_of_range", "a number's exponent is beyond all limits")
-    except ValueError as error:
-        if _has_lone_surrogate(raw):
-            return refused("lone_surrogate", "a text holds half of a surrogate pair")
-        return refused("truncated" if "truncated" in str(error) else "invalid_json", str(error))
-    return None
-
-
-_ESCAPES: Final = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
-
-
-def _has_lone_surrogate(raw: bytes) -> bool:
-    """Say whether a \\u escape names half of a pair without the other half directly beside it."""
-    high_ends_at = -1
-    for match in _ESCAPES.finditer(raw):
-        code = int(match[1], 16) if match[1] else 0
-        if 0xDC00 <= code <= 0xDFFF:
-            if match.start() != high_ends_at:
-                return True
-            high_ends_at = -1
-        else:
-            if high_ends_at >= 0:
-                return True
-            high_ends_at = match.end() if 0xD800 <= code <= 0xDBFF else -1
-    return high_ends_at >= 0
-
-
-class _Piece(NamedTuple):
-    """The bytes of one event, or those from which on nothing can be told apart, and then why."""
-
-    raw: bytes
-    refused: Refused | None = None
-
-
-def _pieces(body: bytes, is_lines: bool) -> list[_Piece]:
-    """Cut a message into its events; the same pieces for the same bytes, whoever asks."""
-    if is_lines:
-        return [_Piece(line) for line in _lines(body)]
-    start = body.lstrip(_BLANK)[:1]
-    if start != b"[" and start != b"{":
-        return [_Piece(body, _unreadable(body) or refused("not_an_event", "a message must be an object or an array"))]
-    try:
-        return (
-            [_Piece(bytes(raw)) for raw in _RAWS.decode(body)] if start == b"[" else [_Piece(bytes(_RAW.decode(body)))]
-        )
-    except _UNREADABLE:
-        return _delimit(body)
-
-
-# A string that never ends matches as its lone quote; possessive, so that no bytes make it try twice.
-_MARKS: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
-_CLOSES: Final = {b"{": b"}", b"[": b"]"}
-_DEEP: Final = 500
-
-
-def _delimit(body: bytes) -> list[_Piece]:
-    """Cut a message that does not decode as a whole into its events, by brackets and strings alone.
-
-    Commas at the top of a pack separate events whatever is wrong inside one of them. Where brackets do not match, a
-    string does not end or the bytes run out, all from that event's first byte on is one piece.
-    """
-    start = len(body) - len(body.lstrip(_BLANK))
-    is_pack = body[start : start + 1] == b"["
-    item_starts_at = start + 1 if is_pack else start
-    pieces: list[_Piece] = []
-    closers: list[bytes] = []
-    deepest = 0
-    ends_at = -1
-    for match in _MARKS.finditer(body, item_starts_at):
-        mark = match[0]
-        if mark in _CLOSES:
-            closers.append(_CLOSES[mark])
-            deepest = max(deepest, len(closers))
-        elif mark == b'"':
-            break
-        elif mark in (b"}", b"]"):
-            if closers:
-                if closers.pop() != mark:
-                    break
-                if not closers and not is_pack:
-                    ends_at = match.end()
-                    pieces.append(_Piece(body[start:ends_at]))
-                    break
-            elif mark == b"]" and is_pack:
-                pieces.append(_Piece(body[item_starts_at : match.start()].strip(_BLANK)))
-                ends_at = match.end()
-                break
-            else:
-                break
-        elif mark == b"," and not closers and is_pack:
-            pieces.append(_Piece(body[item_starts_at : match.start()].strip(_BLANK)))
-            item_starts_at = match.end()
-    # A comma too many holds no event, so nothing is lost with it.
-    pieces = [piece for piece in pieces if piece.raw]
-    rest = body[ends_at if ends_at >= 0 else item_starts_at :].strip(_BLANK)
-    if rest and ends_at >= 0:
-        pieces.append(_Piece(rest, refused("trailing_bytes", "bytes follow after the end of the message")))
-    elif rest and _unreadable(rest) is None:
-        # Only the closing bracket of the pack is missing; its last event is whole.
-        pieces.append(_Piece(rest))
-    elif rest and deepest > _DEEP:
-        pieces.append(_Piece(rest, refused("nested_too_deep", "the value is nested too deep")))
-    elif rest or not pieces:
-        pieces.append(_Piece(rest or body, refused("truncated", "from here on no event can be told from the next")))
-    return pieces
-
-
-def _read_alone(desk: "_Desk", piece: _Piece) -> Item:
+def _read_alone(desk: "_Desk", piece: Piece) -> Item:
     """Read one event from its own bytes."""
     raw, why = piece
     if why is not None:
         return DeadLetter(raw, why)
     try:
-        event = _EVENT.decode(raw)
-    except _UNREADABLE as error:
+        event = decode_event(raw)
+    except UNDECODABLE as error:
         try:
             return DeadLetter(raw, _why_undecodable(raw, error))
         except Exception as fault:
@@ -418,10 +154,10 @@ def _read_alone(desk: "_Desk", piece: _Piece) -> Item:
 
 def _why_undecodable(raw: bytes, error: Exception) -> Refused:
     """Name the first rule that an event breaks, in the order of the table of reasons."""
-    why = _unreadable(raw)
+    why = why_unreadable(raw)
     if why is not None:
         return why
-    value = _ANY.decode(raw)
+    value = decode_any(raw)
     if type(value) is not dict:
         return refused("not_an_event", "an event must be an object")
     if value.get("type") not in (USAGE_TYPE, WINDOW_TYPE):
@@ -436,7 +172,7 @@ def _fault(error: Exception) -> Refused:
 
 def _shape(message: str) -> Refused:
     """Put the decoder's complaint into our words; the tests hold its wording."""
-    rule, _, at = message.partition(" - at ")
+    rule, _, at = message.rpartition(" - at ") if message.endswith("`") and " - at " in message else (message, "", "")
     where = at.replace("`", "").replace("$.", "").replace("key in ", "a key of ") or "the event"
     if "missing required field" in rule:
         reason = "missing_field"
@@ -540,6 +276,7 @@ class _Desk:
         return _Trust(tenant_id, known, tenant, event_head, request_head)
 
     def statement(self, event: UsageEvent) -> Statement | Refused:
+        """Check a report of a call, in the order of the table of reasons, and say what it claims."""
         data = event.data
         event_id = event.id
         if not event_id:
@@ -581,7 +318,7 @@ class _Desk:
             counted = read_usage(flavour, usage)
             if isinstance(counted, Refused):
                 return counted
-            raw = _canonical(usage if counted.is_plain else _cut(usage))
+            raw = canonical(usage if counted.is_plain else cut(usage))
             counts = b'{"usage":' + raw + b"}"
         elif frames:
             if quantities is not None:
@@ -591,15 +328,15 @@ class _Desk:
             folded = fold_frames(flavour, frames)
             if folded is not None:
                 counted = folded if isinstance(folded, Refused) else read_usage(flavour, folded)
-                raw = _canonical([_cut(frame) for frame in frames if frame])
+                raw = canonical([cut(frame) for frame in frames if frame])
                 counts = b'{"usage_frames":' + raw + b"}"
         elif quantities is not None:
             counted = read_quantities(quantities)
-            counts = b'{"quantities":' + _canonical(_cut(quantities)) + b"}"
+            counts = b'{"quantities":' + canonical(cut(quantities)) + b"}"
         estimate = data.local_estimate
         if estimate is not None and counted is None:
             estimated = read_quantities(estimate)
-            counts = b'{"local_estimate":' + _canonical(_cut(estimate)) + b"}"
+            counts = b'{"local_estimate":' + canonical(cut(estimate)) + b"}"
             if data.basis == "estimated" or type(estimated) is Refused:
                 counted = estimated
         if isinstance(counted, Refused):
@@ -643,7 +380,7 @@ class _Desk:
             else:
                 flags = ("usage_missing",)
             if estimate is not None:
-                notes = {"local_estimate": _cut(estimate)}
+                notes = {"local_estimate": cut(estimate)}
         if not served_tier and data.requested_service_tier:
             served_tier = data.requested_service_tier
             flags = tuple(sorted((*flags, "tier_assumed")))
@@ -735,6 +472,7 @@ class _Desk:
         )
 
     def window(self, event: WindowEvent) -> Window | Refused:
+        """Check a node's report about itself."""
         data = event.data
         if not event.id:
             return refused("missing_id", "id: is missing")
@@ -750,14 +488,16 @@ class _Desk:
             return ends_at
         if ends_at <= starts_at:
             return refused("bad_window", "data.ends_at: must be after data.starts_at")
-        body = _canonical(data)
+        # A credential may have supplied the tenant; with and without it stated it is the same report.
+        data.tenant_id = sent_tenant_id
+        body = canonical(data)
         content = b'{"id":%b,"source":%b,"tenant":%b,"type":"%b","version":%d,"window":%b}' % (
-            _canonical(event.id),
-            _canonical(source.source),
-            _canonical(sent_tenant_id),
+            canonical(event.id),
+            canonical(source.source),
+            canonical(sent_tenant_id),
             WINDOW_TYPE.encode(),
             CONTENT_HASH_VERSION,
-            _canonical({**msgspec.to_builtins(data), "starts_at": starts_at, "ends_at": ends_at}),
+            canonical({**msgspec.to_builtins(data), "starts_at": starts_at, "ends_at": ends_at}),
         )
         return Window(
             event_key=event_key(sent_tenant_id, source.source, event.id),
@@ -812,151 +552,6 @@ def _above_limit(model: Model, counted: Counted) -> Refused | None:
             "above_model_limit", f"{counted.output_tokens} output tokens, {model.model} gives at most {limit}"
         )
     return None
-
-
-# --- Content ---------------------------------------------------------------------------------------------------------
-
-_encode_canonical: Final = msgspec.json.Encoder(order="deterministic", decimal_format="number").encode
-
-
-def _canonical(value: Any) -> bytes:
-    return _encode_canonical(value)
-
-
-class _Content(Struct, omit_defaults=True, gc=False):
-    """What makes two events with one identity the same. Fields stand in order of their names, as they are written."""
-
-    basis: str
-    cache_result: str | None = None
-    counts: msgspec.Raw | UnsetType = UNSET
-    deployment: str | None = None
-    final: bool = True
-    flavour: str | None = None
-    id: str | None = None
-    model: str | None = None
-    provider: str | None = None
-    provider_account: str | None = None
-    region: str | None = None
-    request_id: str | None = None
-    requested_model: str | None = None
-    requested_service_tier: str | None = None
-    revision: int = 0
-    service_tier: str | None = None
-    source: str | None = None
-    status: str = ""
-    tenant: str = ""
-    time: int = 0
-    version: int = 0
-
-
-def canonical_content(event: UsageEvent, tenant: str, occurred_at: int, final: bool, counts: bytes | None) -> bytes:
-    """Return the canonical JSON over which the content hash goes: sorted keys, UTC microseconds, exact decimals.
-
-    Shape: identity, time, tenant, model, selectors, usage, status; absent and default fields are left out, so that a
-    field that a later version adds changes no hash. Latency, tags and unknown fields are no content.
-    """
-    data = event.data
-    return _encode_canonical(
-        _Content(
-            data.basis,
-            data.cache_result,
-            UNSET if counts is None else msgspec.Raw(counts),
-            data.deployment,
-            final,
-            data.flavour,
-            event.id,
-            data.model,
-            data.provider,
-            data.provider_account,
-            data.region,
-            data.request_id or None,
-            data.requested_model,
-            data.requested_service_tier,
-            data.revision,
-            data.service_tier,
-            event.source,
-            data.status,
-            tenant,
-            occurred_at,
-            CONTENT_HASH_VERSION,
-        )
-    )
-
-
-# Strings of a usage object that are one of a few words; every other string may be somebody's text and is cut.
-_ENUM_KEYS: Final = frozenset(
-    {
-        "service_tier", "serviceTier", "trafficType", "inference_geo", "speed", "type", "modality", "status",
-        "model", "model_id", "finish_reason", "reason",
-    }
-)  # fmt: skip
-_ENUM_VALUE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}", re.ASCII).fullmatch
-_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII).fullmatch
-_KEY_MAX: Final = 64
-_CUT_DEPTH: Final = 8
-_EXACT: Final = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
-_WIDTH_MAX: Final = 40
-
-
-@lru_cache(maxsize=4096)
-def _is_key(name: str) -> bool:
-    return _KEY(name) is not None
-
-
-def _cut(usage: Mapping[str, Any], depth: int = _CUT_DEPTH) -> dict[str, Any]:
-    """Return a usage object cut to numbers, flags and known words, with one spelling per number."""
-    kept = {}
-    for name, value in usage.items():
-        if len(name) <= _KEY_MAX and _is_key(name):
-            value = _cut_value(name, value, depth)
-            if value is not UNSET:
-                kept[name] = value
-    return kept
-
-
-def _cut_value(name: str, value: Any, depth: int) -> Any:
-    """Return a value as it may be kept, or UNSET."""
-    if value is None or type(value) is bool:
-        return value
-    if type(value) is int:
-        return value if abs(value) < 10**_WIDTH_MAX else UNSET
-    if type(value) is Decimal:
-        # Wider numbers are no count and no price, and a jsonb column would refuse them.
-        if not value:
-            return 0
-        if not -_WIDTH_MAX < value.adjusted() < _WIDTH_MAX or len(value.as_tuple().digits) > 2 * _WIDTH_MAX:
-            return UNSET
-        return int(value) if value == value.to_integral_value(context=_EXACT) else value.normalize(_EXACT)
-    if type(value) is str:
-        return value if name in _ENUM_KEYS and _ENUM_VALUE(value) else UNSET
-    if type(value) is dict:
-        return _cut(value, depth - 1) if depth else UNSET
-    if type(value) is list and depth:
-        kept = [_cut_value(name, item, depth - 1) for item in value]
-        return [item for item in kept if item is not UNSET]
-    return UNSET
-
-
-# --- The schema ------------------------------------------------------------------------------------------------------
-
-
-def events_json_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of one event, exported from the types that read it."""
-    _, definitions = msgspec.json.schema_components((Event,), ref_template="#/$defs/{name}")
-    for name, type_name in (("UsageEvent", USAGE_TYPE), ("WindowEvent", WINDOW_TYPE)):
-        event = definitions[name]
-        properties = event["properties"]
-        properties["type"] = {"const": type_name, "description": "What the event is."}
-        for field in ("id", "source"):
-            said = properties[field]["description"]
-            properties[field] = {"type": "string", "minLength": 1, "maxLength": TEXT_MAX, "description": said}
-        event["required"] = ["id", "source", "type", "data"]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Tallystick usage events",
-        "oneOf": [{"$ref": "#/$defs/UsageEvent"}, {"$ref": "#/$defs/WindowEvent"}],
-        "$defs": definitions,
-    }
 
 
 assert len(DIMENSIONS) == 32, "the tuple in statement is written in this order"

@@ -1,6 +1,7 @@
 """The event contract: bytes to checked statements. Ids in names are cases of the issue."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -8,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingest.contents import CONTENT_HASH_VERSION, canonical_content
 from ingest.flavours import FLAVOURS
 from ingest.languages import language_of
 from ingest.refusals import REASONS
 from ingest.usage_events import (
-    CONTENT_HASH_VERSION,
-    TEXT_MAX,
     Speaker,
-    UsageEvent,
-    canonical_content,
+    event_bodies,
     event_bytes,
+    event_ids,
     events_json_schema,
     read_events,
     read_ndjson,
 )
+from ingest.wire import TEXT_MAX, UsageEvent, decode_event
 from ledger.keys import event_key, request_key
 from ledger.parties import Model, Parties, Source
 from ledger.statements import DIMENSIONS, DeadLetter, Item, Part, Refused, Statement, Window
@@ -572,6 +573,7 @@ def test_an_event_is_refused_for_the_first_rule_that_it_breaks(place: int) -> No
         ({"final": "yes"}, "wrong_type", "data.final: Expected bool | null, got str"),
         ({"latency_ms": 1.5}, "wrong_type", "data.latency_ms: Expected int | null, got float"),
         ({"status": "fine"}, "unknown_value", "data.status: Invalid enum value 'fine'"),
+        ({"status": "a - at b"}, "unknown_value", "data.status: Invalid enum value 'a - at b'"),
         ({"lane": "fast"}, "unknown_value", "data.lane: Invalid enum value 'fast'"),
         ({"time_unit": "us"}, "unknown_value", "data.time_unit: Invalid enum value 'us'"),
         ({"specversion": "0.3"}, "unknown_value", "specversion: Invalid enum value '0.3'"),
@@ -586,6 +588,8 @@ def test_an_event_is_refused_for_the_first_rule_that_it_breaks(place: int) -> No
         ({"feature": "a\0b"}, "nul_in_text", "data.feature: holds U+0000"),
         ({"id": "a\0b"}, "nul_in_text", "id: holds U+0000"),
         ({"tags": {"a\0": "b"}}, "nul_in_text", "data.tags: holds U+0000"),
+        ({"usage": {"prompt_tokens": 10**4299}}, "not_a_count",
+         "prompt_tokens is 1" + "0" * 59 + ", a count must be a whole number from 0 to 2^63 - 1"),
         ({"usage": {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": "x"}}}, "not_a_count",
          "prompt_tokens_details.cached_tokens is 'x', a count must be a whole number from 0 to 2^63 - 1"),
     ],
@@ -743,9 +747,7 @@ GOLDEN = (
 
 def test_canonical_content_is_written_as_ever() -> None:
     """These bytes may only change together with CONTENT_HASH_VERSION."""
-    from ingest.usage_events import _EVENT
-
-    event = _EVENT.decode(encoded("ev-1"))
+    event = decode_event(encoded("ev-1"))
     assert isinstance(event, UsageEvent)
     counts = b'{"usage":{"completion_tokens":10,"prompt_tokens":100,"total_tokens":110}}'
     assert canonical_content(event, TENANT, NOW - 60_000_000, True, counts) == GOLDEN
@@ -948,3 +950,21 @@ def test_every_field_of_an_event_is_described() -> None:
 
 def test_every_flavour_says_where_it_was_read() -> None:
     assert all(flavour.source and name == flavour.name == name.lower() for name, flavour in FLAVOURS.items())
+
+
+def test_the_readme_lists_every_reason_and_flavour() -> None:
+    readme = (Path(__file__).parents[2] / "ingest" / "README.md").read_text()
+    listed = [line for line in readme.splitlines() if line.startswith("| `")]
+    reasons = [line for line in listed if line.split("`")[1] in REASONS]
+    assert reasons == [f"| `{code}` | {text} |" for code, text in REASONS.items()]
+    assert [line.split("`")[1] for line in listed if line.split("`")[1] in FLAVOURS] == list(FLAVOURS)
+
+
+def test_the_ids_of_a_message_stand_in_the_order_of_its_items() -> None:
+    good = factories.event_bytes(make_event("a"), make_event("b"))
+    broken = b"[" + encoded("a") + b",oops," + encoded("b") + b',{"id":7},3]'
+    assert event_ids(good) == ["a", "b"]
+    assert event_ids(broken) == ["a", None, "b", None, None]
+    assert len(read_events(broken, PARTIES, NOW)) == 5
+    assert event_ids(encoded("a") + b"\n\n" + encoded("b"), is_lines=True) == ["a", "b"]
+    assert event_bodies(broken)[2] == encoded("b")
