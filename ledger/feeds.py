@@ -1,10 +1,13 @@
 """Feeds: where batches come from, how far each has been posted, and who may write to it now."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
-from ledger.database import Connection
-from ledger.errors import Unknown
+from psycopg.rows import class_row
+
+from ledger.database import Connection, record_act
+from ledger.errors import ActRefused, Unknown
 
 FeedKind = Literal["kafka", "api", "file", "load", "commands"]
 
@@ -62,12 +65,43 @@ async def suspect(connection: Connection, held: Claim, position: int) -> int:
     return int(row[0])
 
 
-async def start_here(connection: Connection, name: str, position: int) -> None:
-    """Record a person's word that nothing of a feed before a position is wanted."""
-    cursor = await connection.execute(
-        "update ledger.feeds set starts_here = %s, next_position = %s, epoch = epoch + 1"
-        " where name = %s and next_position <= %s returning feed_id",
-        [position, position, name, position],
-    )
-    if await cursor.fetchone() is None:
-        raise Unknown("feed that is short of this position", name)
+async def start_here(connection: Connection, name: str, position: int, *, actor: str, reason: str) -> None:
+    """Record a person's word that nothing of a feed before a position is wanted; whoever writes to it is fenced."""
+    async with connection.transaction():
+        cursor = await connection.execute("select next_position from ledger.feeds where name = %s for update", [name])
+        row = await cursor.fetchone()
+        if row is None:
+            raise Unknown("feed", name)
+        if position <= row[0]:
+            raise ActRefused(
+                f"feed {name} is at position {row[0]} already: {position} would lose nothing, and move it back"
+            )
+        await connection.execute(
+            "update ledger.feeds set starts_here = %(position)s, next_position = %(position)s, epoch = epoch + 1"
+            " where name = %(name)s",
+            {"position": position, "name": name},
+        )
+        detail = {"feed": name, "from": row[0], "to": position}
+        await record_act(connection, actor, "feeds.start_here", detail, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedRecord:
+    """A feed and how far it has come."""
+
+    name: str
+    kind: str
+    next_position: int
+    last_number: int
+    posted_until: datetime | None
+    starts_here: int | None
+    epoch: int
+
+
+async def list_feeds(connection: Connection) -> list[FeedRecord]:
+    """List feeds by name."""
+    async with connection.cursor(row_factory=class_row(FeedRecord)) as cursor:
+        await cursor.execute(
+            "select name, kind, next_position, last_number, posted_until, starts_here, epoch from ledger.feeds order by name"
+        )
+        return await cursor.fetchall()

@@ -1,8 +1,11 @@
 """Periods: each tenant's months, half-open in the tenant's zone, made ahead of the time that they are needed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, timedelta
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from typing import Final
+
+from psycopg.rows import class_row
 
 from ledger.books import load_tenants
 from ledger.database import Connection, change, record_act
@@ -150,6 +153,29 @@ async def redraw_periods(
         if cursor.rowcount:
             moved.append(month)
     return moved
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodRecord:
+    """A tenant's month."""
+
+    tenant_id: str
+    posting_period: date
+    starts_at: datetime
+    ends_at: datetime
+    grace_until: datetime
+    state: str
+
+
+async def list_periods(connection: Connection, *, tenant_id: str | None = None) -> list[PeriodRecord]:
+    """List periods by tenant and month."""
+    async with connection.cursor(row_factory=class_row(PeriodRecord)) as cursor:
+        await cursor.execute(
+            "select tenant_id, posting_period, starts_at, ends_at, grace_until, state from ledger.periods"
+            " where %(tenant_id)s::text is null or tenant_id = %(tenant_id)s order by tenant_id, posting_period",
+            {"tenant_id": tenant_id},
+        )
+        return await cursor.fetchall()
 
 
 async def ensure_partitions(connection: Connection, *, now: int, months_ahead: int = MONTHS_AHEAD) -> int:
