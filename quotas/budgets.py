@@ -25,8 +25,6 @@ POLICIES: Final = ("refuse", "admit")
 TOTALS: Final = "totals-"
 """Names the templates that the first revision makes: totals per tenant and book, which the standing proof reads."""
 
-_ZERO: Final = Decimal(0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -53,11 +51,21 @@ class Terms:
 
     limit: Decimal | None = None
     """Zero forbids everything; None does not limit."""
-    hardness: str = "hard"
-    interactive_reserve: Decimal = _ZERO
-    thresholds: Sequence[Decimal] = ()
-    unknown_price: str = "refuse"
-    missing_estimate: str = "refuse"
+    # None: as it was, and on a new budget the default of _DEFAULTS.
+    hardness: str | None = None
+    interactive_reserve: Decimal | None = None
+    thresholds: Sequence[Decimal] | None = None
+    unknown_price: str | None = None
+    missing_estimate: str | None = None
+
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "hardness": "hard",
+    "interactive_reserve": Decimal(0),
+    "thresholds": [],
+    "unknown_price": "refuse",
+    "missing_estimate": "refuse",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +131,7 @@ async def set_budget(
     budget_id: str | None = None,
     reason: str | None = None,
 ) -> BudgetSet:
-    """Make a budget, or change the limit of the one that has this scope, unit and window.
+    """Make a budget, or change the terms of the one that has this scope, unit and window.
 
     A new one follows usage from the window of `since` on (default: the window in force), and starts with what the ledger
     already holds of it. `budget_id` names a new one; left out, it gets a name of its own.
@@ -137,6 +145,8 @@ async def set_budget(
         current = await _same(connection, row)
         if current is not None:
             return await _change(connection, actor, current, row, since, budget_id, reason)
+        row = {**row, **{column: row[column] if row[column] is not None else _DEFAULTS[column] for column in _DEFAULTS}}
+        _check_amounts(row)
         row["first_window"] = await _first_window(connection, terms, now, since)
         row["budget_id"] = budget_id or f"bud_{secrets.token_hex(6)}"
         await _create(connection, row)
@@ -171,6 +181,71 @@ async def list_budgets(
             {"tenant_id": tenant_id, "with_ended": with_ended},
         )
         return await cursor.fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What is used of a budget in the window that is in force."""
+
+    window_start: date
+    posted: Decimal
+    held: Decimal
+    unpriced_count: int
+
+
+async def used_now(connection: Connection, *, now: int) -> dict[str, Usage]:
+    """Return what is used of each budget that has one window at a time, in the window in force; zeros before the first.
+
+    Budgets by groups have a window for each group: they are left out.
+    """
+    cursor = await connection.execute(
+        """
+        with current as (
+            select
+                b.budget_id,
+                quotas.window_start(
+                    b.window_kind, b.window_days, b.anchor, (%(now)s at time zone coalesce(v.time_zone, 'UTC'))::date
+                ) as window_start
+            from quotas.budgets as b
+            left join lateral (
+                select v.time_zone
+                from ledger.tenant_versions as v
+                where v.tenant_id = b.tenant_id
+                order by v.effective_at <= %(now)s desc, abs(extract(epoch from v.effective_at - %(now)s))
+                limit 1
+            ) as v on true
+            where b.ended_at is null and b.group_by = '{}'
+        )
+
+        select c.budget_id, c.window_start, coalesce(w.posted, 0), coalesce(w.held, 0), coalesce(w.unpriced_count, 0)
+        from current as c
+        left join quotas.windows as w
+            on w.budget_id = c.budget_id and w.group_key = '' and w.window_start = c.window_start
+        """,
+        {"now": from_micros(now)},
+    )
+    return {row[0]: Usage(*row[1:]) for row in await cursor.fetchall()}
+
+
+def scope_text(record: BudgetRecord) -> str:
+    """Return what usage must be to count, in words."""
+    names = ("tenant_id", "provider_account", "feature", "model", "route", "lane", "api_key_id", "subject_id")
+    parts = [
+        f"{name.removesuffix('_id')}={getattr(record, name)}" for name in names if getattr(record, name) is not None
+    ]
+    parts += [f"tag {name}={value}" for name, value in (record.tags or {}).items()]
+    if record.group_by:
+        parts.append("for each " + ", ".join(name.removesuffix("_id") for name in record.group_by))
+    return " ".join(parts) or "everything"
+
+
+def window_text(record: BudgetRecord) -> str:
+    """Return a budget's window in words."""
+    if record.window_kind == "days":
+        return f"{record.window_days} days from {record.anchor}"
+    if record.window_kind == "anchored_month" and record.anchor is not None:
+        return f"month from day {record.anchor.day}"
+    return record.window_kind
 
 
 # --- Rules, in the order in which they are checked ---------------------------------------------------------------------
@@ -245,25 +320,33 @@ def _check_unit(terms: Terms, tenant: Tenant | None) -> None:
 
 
 def _check_limit(terms: Terms) -> None:
-    amounts = (("limit", terms.limit), ("interactive reserve", terms.interactive_reserve))
-    for what, amount in amounts:
-        if amount is None:
-            continue
-        if not amount.is_finite():
-            raise BudgetRefused(f"the {what} must be a finite number")
-        if amount < 0:
-            raise BudgetRefused(f"the {what} must not be negative, and {amount_text(amount)} is")
-        if terms.unit not in MONEY_UNITS and amount != amount.to_integral_value():
-            raise BudgetRefused(f"the {what} of {terms.unit} must be a whole number, and {amount_text(amount)} is none")
-    if terms.limit is not None and terms.unit in MONEY_UNITS and terms.currency is None:
-        raise BudgetRefused("a limit in money needs a currency, not a grouping by currency")
-    if terms.interactive_reserve and (terms.limit is None or terms.interactive_reserve > terms.limit):
-        raise BudgetRefused("the interactive reserve must lie within the limit")
-    if terms.thresholds and terms.limit is None:
-        raise BudgetRefused("thresholds are shares of a limit, and there is no limit")
-    for threshold in terms.thresholds:
+    if terms.limit is not None:
+        _check_amount("limit", terms.unit, terms.limit)
+        if terms.unit in MONEY_UNITS and terms.currency is None:
+            raise BudgetRefused("a limit in money needs a currency, not a grouping by currency")
+    if terms.interactive_reserve is not None:
+        _check_amount("interactive reserve", terms.unit, terms.interactive_reserve)
+    for threshold in terms.thresholds or ():
         if not threshold.is_finite() or threshold <= 0:
             raise BudgetRefused(f"a threshold is a share of the limit above zero, such as 0.8; {threshold} is not")
+
+
+def _check_amount(what: str, unit: str, amount: Decimal) -> None:
+    if not amount.is_finite():
+        raise BudgetRefused(f"the {what} must be a finite number")
+    if amount < 0:
+        raise BudgetRefused(f"the {what} must not be negative, and {amount_text(amount)} is")
+    if unit not in MONEY_UNITS and amount != amount.to_integral_value():
+        raise BudgetRefused(f"the {what} of {unit} must be a whole number, and {amount_text(amount)} is none")
+
+
+def _check_amounts(row: Mapping[str, Any]) -> None:
+    """Hold the terms that go together against each other: some may be those that the budget had."""
+    limit, reserve = row["limit_amount"], row["interactive_reserve"]
+    if reserve and (limit is None or reserve > limit):
+        raise BudgetRefused(f"the interactive reserve of {amount_text(reserve)} must lie within the limit")
+    if row["thresholds"] and limit is None:
+        raise BudgetRefused("thresholds are shares of a limit, and there is no limit")
 
 
 def _check_window(terms: Terms) -> None:
@@ -289,7 +372,7 @@ def _check_policies(terms: Terms) -> None:
         ("policy for a missing estimate", terms.missing_estimate, POLICIES),
     )
     for what, value, allowed in choices:
-        if value not in allowed:
+        if value is not None and value not in allowed:
             raise BudgetRefused(f"{what} {value!r} is unknown; it is one of {', '.join(allowed)}")
 
 
@@ -319,7 +402,7 @@ async def _row_of(connection: Connection, terms: Terms) -> dict[str, Any]:
         "limit_amount": terms.limit,
         "hardness": terms.hardness,
         "interactive_reserve": terms.interactive_reserve,
-        "thresholds": sorted(set(terms.thresholds)),
+        "thresholds": None if terms.thresholds is None else sorted(set(terms.thresholds)),
         "unknown_price": terms.unknown_price,
         "missing_estimate": terms.missing_estimate,
     }
@@ -378,6 +461,8 @@ async def _change(
         raise BudgetRefused(
             f"budget {current.budget_id} counts from {current.first_window}; to count from earlier, end it and set it anew"
         )
+    row = {**row, **{name: row[name] if row[name] is not None else getattr(current, name) for name in _DEFAULTS}}
+    _check_amounts(row)
     changed = {column: row[column] for column in _CHANGEABLE if row[column] != getattr(current, column)}
     if not changed:
         return BudgetSet(current.budget_id, "unchanged", current)
