@@ -52,6 +52,13 @@ class Settings(BaseSettings):
         default_factory=socket.gethostname, description="Names this replica's feed: one name, one process."
     )
 
+    months_ahead: int = Field(
+        default=3, ge=1, le=24, description="Months for which periods and partitions are made ahead."
+    )
+    grace_days: int = Field(
+        default=3, ge=0, le=60, description="Days after a month's end in which late usage still enters it."
+    )
+
     rollup_seconds: float = Field(default=60.0, description="The scheduler's pause between rollups.")
     heads_file: Path | None = Field(
         default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl."

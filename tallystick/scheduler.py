@@ -1,0 +1,203 @@
+"""The scheduler: does what comes round. Nothing is wrong without it, only later: months ahead, marts, published heads."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from ledger.database import Connection, connect
+from ledger.periods import ensure_partitions, ensure_periods
+from tallystick.addresses import OPERATOR, ROLLUP, Addresses
+from tallystick.settings import Settings
+
+log = logging.getLogger("tallystick.scheduler")
+
+Result = TypeVar("Result")
+
+_LOCK: Final = 7_411_003
+_WATCH_SECONDS: Final = 2.0
+_RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0)
+# Less than the ten seconds that `tallystick up` gives its children.
+_STOP_SECONDS: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Something that comes round. What it did is one line, or None where there is nothing to say."""
+
+    name: str
+    every_seconds: float
+    do: Callable[[], Awaitable[str | None]]
+
+
+def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
+    """List the jobs; each opens the connections that it needs, so that none depends on another's."""
+
+    async def months_ahead() -> str | None:
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            now = time.time_ns() // 1000
+            partitions = await ensure_partitions(connection, now=now, months_ahead=settings.months_ahead)
+            periods = await ensure_periods(
+                connection, now=now, months_ahead=settings.months_ahead, grace_days=settings.grace_days
+            )
+        return f"{partitions} partitions and {periods} periods made" if partitions or periods else None
+
+    async def rollup() -> str | None:
+        from tallystick.rollup import run_rollup
+
+        report = await _in_thread(lambda: run_rollup(found.url_for(ROLLUP), settings.home), "rollup")
+        rows = sum(report.rows.values())
+        return f"{rows:,} rows in {report.seconds:.1f} s" if rows else None
+
+    async def heads() -> str | None:
+        from tallystick.verify import publish_heads
+
+        file = settings.heads_file or settings.home / "heads.jsonl"
+        moved = await _in_thread(lambda: publish_heads(found.url_for(OPERATOR), file), "heads")
+        return f"{len(moved)} published" if moved else None
+
+    return (
+        # An hour is soon enough: months are made long before they begin.
+        Job("months ahead", 3600.0, months_ahead),
+        Job("rollup", settings.rollup_seconds, rollup),
+        Job("heads", 60.0, heads),
+    )
+
+
+def run(settings: Settings, found: Addresses) -> None:
+    """Run until SIGTERM or Ctrl-C."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    asyncio.run(_until_stopped(schedule(found.url_for(OPERATOR), jobs(settings, found))))
+    if _at_work:
+        # What still runs in a thread may be killed at any point, and Python would wait for it.
+        log.warning("stopped while %s was at work; it goes on from where it was next time", ", ".join(_at_work))
+        logging.shutdown()
+        os._exit(0)
+
+
+async def _until_stopped(work: Any) -> None:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
+    for _ in range(round(_STOP_SECONDS / 0.05)):
+        if not _at_work:
+            break
+        await asyncio.sleep(0.05)
+    log.info("stopped")
+
+
+async def schedule(url: str, listed: Sequence[Job]) -> None:
+    """Do the jobs for as long as this process holds the lock; wait for it while another does, or the database is away."""
+    waits = False
+    failures = 0
+    while True:
+        try:
+            async with await connect(url, connect_timeout=10) as connection:
+                failures = 0
+                if await _is_ours(connection):
+                    log.info("this is the scheduler now: %s", ", ".join(job.name for job in listed))
+                    waits = False
+                    await _work(connection, listed)
+                elif not waits:
+                    log.info("another scheduler is at work; waiting for its place")
+                    waits = True
+        except psycopg.Error as error:
+            log.warning("the database is away (%s); again in a moment", _line(error))
+            await asyncio.sleep(_pause_after(failures))
+            failures += 1
+            continue
+        await asyncio.sleep(_WATCH_SECONDS)
+
+
+async def _is_ours(connection: Connection) -> bool:
+    # Asking again and again holds no snapshot, as a wait inside the database would.
+    cursor = await connection.execute("select pg_try_advisory_lock(%s)", [_LOCK])
+    row = await cursor.fetchone()
+    return row is not None and bool(row[0])
+
+
+async def _work(connection: Connection, listed: Sequence[Job]) -> None:
+    """Repeat the jobs, each by its own clock, until the connection that holds the lock is lost."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_repeat(job)) for job in listed]
+        try:
+            while True:
+                await asyncio.sleep(_WATCH_SECONDS)
+                # The lock lives and dies with this connection.
+                await connection.execute("select 1")
+        except psycopg.Error as error:
+            log.warning("the lock is lost (%s)", _line(error))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _repeat(job: Job) -> None:
+    failures = 0
+    while True:
+        started = time.monotonic()
+        try:
+            done = await job.do()
+        except Exception as error:
+            # Whatever one job meets, the others go on.
+            pause = min(_pause_after(failures), job.every_seconds)
+            log.warning("%s failed, again in %g s: %s", job.name, pause, _line(error))
+            failures += 1
+            await asyncio.sleep(pause)
+            continue
+        failures = 0
+        if done is not None:
+            log.info("%s: %s", job.name, done)
+        await asyncio.sleep(max(0.0, job.every_seconds - (time.monotonic() - started)))
+
+
+def _pause_after(failures: int) -> float:
+    return _RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+_at_work: Final[list[str]] = []
+
+
+async def _in_thread(work: Callable[[], Result], name: str) -> Result:
+    """Run work that cannot be cancelled in a thread that nobody has to wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if not done.done():
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+    def target() -> None:
+        result: Result | None = None
+        failure: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        finally:
+            _at_work.remove(name)
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    _at_work.append(name)
+    threading.Thread(target=target, name=name, daemon=True).start()
+    return await done
