@@ -9,6 +9,7 @@ import psycopg.sql
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from quotas import windows
 
@@ -81,6 +82,11 @@ def config(url: str) -> Config:
     configured.set_main_option("file_template", "%%(year)d-%%(month).2d-%%(day).2d-%%(hour).2d%%(minute).2d_%%(slug)s")
     configured.attributes["url"] = url
     return configured
+
+
+def newest_revision() -> str | None:
+    """Return the newest revision that this code knows."""
+    return ScriptDirectory.from_config(config("")).get_current_head()
 
 
 def _upgrade(url: str) -> None:

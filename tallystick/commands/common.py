@@ -1,0 +1,301 @@
+"""What commands share: options, the connection they run on, and how they print.
+
+Everything heavy is imported where it is used: `tallystick --help` must not wait for a database driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from ledger.database import Connection
+    from tallystick.settings import Settings
+
+Result = TypeVar("Result")
+
+# What a line may hold where nobody's window says it: a file, a pipe, a log.
+_COLUMNS_WITHOUT_TERMINAL: Final = 200
+_CONNECT_SECONDS: Final = 10
+
+
+class CommandError(Exception):
+    """A command cannot go on; the message is one line for a person."""
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+
+
+class TableFormat(StrEnum):
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="table for people, json for programs.")]
+ActorOption = Annotated[
+    str | None, typer.Option("--actor", help="Who does this, for the record; left out, the user of the machine.")
+]
+ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why, for the record.")]
+NeededReason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+
+
+def group(summary: str) -> typer.Typer:
+    """Return a group of commands under one noun."""
+    return typer.Typer(help=summary, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+# --- Who, when, with which settings -----------------------------------------------------------------------------------
+
+
+def settings() -> Settings:
+    """Return the settings, or say in one line which of them makes no sense."""
+    from pydantic import ValidationError
+
+    from tallystick.settings import Settings as Read
+
+    try:
+        return Read()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        raise CommandError(f"TALLYSTICK_{name}: {first['msg']}") from None
+
+
+def acting(actor: str | None) -> str:
+    """Return who acts: the one named, or the user of the machine."""
+    if actor is not None:
+        if not actor.strip() or not actor.isprintable():
+            raise CommandError("--actor must be a printable name")
+        return actor
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        raise CommandError("the user of this machine has no name: say who acts with --actor") from None
+
+
+def now() -> int:
+    """Return the machine's clock in UTC microseconds."""
+    return time.time_ns() // 1000
+
+
+def with_connection(
+    work: Callable[[Connection], Awaitable[Result]], *, role: str = "tallystick_operator", **options: Any
+) -> Result:
+    """Run work on a connection as a role; with no address set, against the embedded server, started if nobody runs it."""
+    import asyncio
+
+    from ledger.database import connect
+    from tallystick.addresses import addresses
+
+    async def connected(url: str) -> Result:
+        async with await connect(url, connect_timeout=_CONNECT_SECONDS, **options) as connection:
+            return await work(connection)
+
+    with addresses(settings()) as found:
+        return asyncio.run(connected(found.url_for(role)))
+
+
+# --- Reading what people type -----------------------------------------------------------------------------------------
+
+
+def day(text: str) -> date:
+    """Read a date such as 2026-12-31."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise CommandError(f"{text!r} is not a date such as 2026-12-31") from None
+
+
+def month(text: str) -> date:
+    """Read a month such as 2026-12 as its first day."""
+    try:
+        return date.fromisoformat(f"{text}-01")
+    except ValueError:
+        raise CommandError(f"{text!r} is not a month such as 2026-12") from None
+
+
+def instant(text: str, zone: str) -> int:
+    """Read an RFC 3339 time, or a date as its local midnight in a zone; in UTC microseconds."""
+    from ledger.registry import start_of
+    from ledger.times import parse_rfc3339
+
+    if len(text) == len("2026-12-31"):
+        return start_of(day(text), zone)
+    try:
+        return parse_rfc3339(text)
+    except ValueError:
+        raise CommandError(
+            f"{text!r} is neither a date such as 2026-12-31 nor a time such as 2026-12-31T00:00:00Z"
+        ) from None
+
+
+def amount(text: str) -> Decimal:
+    """Read a decimal number."""
+    from ledger.money import parse_amount
+
+    try:
+        return parse_amount(text)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+# --- Printing ---------------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """Print a line for a person."""
+    sys.stdout.write(safe(text) + "\n")
+
+
+def note(text: str) -> None:
+    """Print a line beside the result: what reads the result does not see it."""
+    sys.stderr.write(safe(text) + "\n")
+
+
+def safe(text: str) -> str:
+    """Return a text with what could steer a terminal, or hide, written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else _escaped(mark) for mark in text)
+
+
+_NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def _escaped(mark: str) -> str:
+    code = ord(mark)
+    return _NAMED.get(mark) or (
+        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    )
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON takes it: decimals as text, times in UTC, records as objects."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def cell(value: Any) -> str:
+    """Return a value as a table shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+    if isinstance(value, Mapping):
+        return safe(" ".join(f"{name}={inner}" for name, inner in value.items()))
+    if isinstance(value, list | tuple):
+        return safe(", ".join(str(plain(inner)) for inner in value))
+    return safe(str(plain(value)))
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
+
+
+def show(
+    records: Sequence[Any],
+    chosen: Format,
+    columns: Mapping[str, Callable[[Any], Any] | None],
+    *,
+    empty: str = "none",
+) -> None:
+    """Print records: as JSON whole, as a table the chosen columns.
+
+    Shape: columns map a heading to what it shows of a record; None takes the attribute of that name.
+    """
+    if chosen is Format.json:
+        print_json(records)
+        return
+    if not records:
+        say(empty)
+        return
+    rows = [
+        [(getattr(record, name.replace(" ", "_")) if read is None else read(record)) for name, read in columns.items()]
+        for record in records
+    ]
+    numbers = {index for index in range(len(columns)) if any(isinstance(row[index], int | Decimal) for row in rows)}
+    print_table(list(columns), [[cell(value) for value in row] for row in rows], numbers)
+
+
+def show_one(record: Any, chosen: Format, extra: Mapping[str, Any] | None = None) -> None:
+    """Print one record, a line per field."""
+    if chosen is Format.json:
+        print_json({**plain(record), **(extra or {})})
+        return
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    print_lines([(name.replace("_", " "), cell(value)) for name, value in {**values, **(extra or {})}.items()])
+
+
+def print_lines(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, a line each, the values below each other."""
+    listed = list(pairs)
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        sys.stdout.write(f"{name:<{width}}  {value}".rstrip() + "\n")
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterable[int] = ()) -> None:
+    """Print a table where a line can hold a row, else each row as lines of its own: nothing is cut.
+
+    Numbers stand right, so that digits of a kind lie below each other.
+    """
+    from rich import box
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    available = console.width if console.is_terminal else _COLUMNS_WITHOUT_TERMINAL
+    widths = [
+        max(cell_len(heading), *(cell_len(row[index]) for row in rows)) if rows else cell_len(heading)
+        for index, heading in enumerate(headings)
+    ]
+    if sum(widths) + 3 * len(widths) > available:
+        print_rows(headings, rows)
+        return
+    console.width = max(available, 1)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    right = set(numbers)
+    for index, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="right" if index in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(value) for value in row))
+    console.print(table)
+
+
+def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print each row as lines of heading and value."""
+    for number, row in enumerate(rows, 1):
+        sys.stdout.write(f"--- {number} ---\n")
+        print_lines(zip(headings, row, strict=True))

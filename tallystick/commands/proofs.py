@@ -1,0 +1,123 @@
+"""Commands that roll up, check and describe what is there."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tallystick.commands.common import (
+    CommandError,
+    Format,
+    FormatOption,
+    group,
+    note,
+    plain,
+    print_json,
+    print_table,
+    say,
+    settings,
+)
+
+if TYPE_CHECKING:
+    from tallystick.settings import Settings
+
+events = group("The usage event contract.")
+heads = group("Chain heads: published where the database's administrator cannot write.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("rollup")(rollup)
+    app.command("verify")(verify)
+    app.add_typer(heads, name="heads")
+    app.add_typer(events, name="events")
+
+
+def rollup(
+    rebuild: Annotated[
+        str | None, typer.Option("--rebuild", metavar="MODEL", help="Make this mart, or all, new out of the ledger.")
+    ] = None,
+    tests: Annotated[bool, typer.Option("--tests", help="Also hold the marts to their promises.")] = False,
+    format: FormatOption = Format.table,
+) -> None:
+    """Add to each mart the batches that it has not consumed yet."""
+    from tallystick import rollup as dbt
+    from tallystick.addresses import ROLLUP, addresses
+
+    options = settings()
+    with addresses(options) as found:
+        url = found.url_for(ROLLUP)
+        if rebuild is not None:
+            report = dbt.rebuild(url, options.home, None if rebuild == "all" else rebuild)
+        else:
+            report = dbt.run_rollup(url, options.home, tests=tests)
+    if format is Format.json:
+        print_json(
+            {"models": plain(report.models), "tests_passed": report.tests_passed, "seconds": f"{report.seconds:.3f}"}
+        )
+        return
+    rows = [[run.name, f"{run.rows:,}", f"{run.seconds:.2f}"] for run in report.models]
+    print_table(["mart", "rows", "seconds"], rows, [1, 2])
+    say(f"{report.tests_passed} tests passed" if tests else "rolled up")
+
+
+def verify(
+    published: Annotated[
+        Path | None,
+        typer.Option("--heads", help="File of published heads; left out, the one that is set, if it is there."),
+    ] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Recompute chain, keys, requests, budgets and marts from the ledger; fail if anything differs."""
+    from tallystick import verify as proofs
+    from tallystick.addresses import OPERATOR, addresses
+
+    options = settings()
+    default = heads_file(options)
+    # The standing file is there once heads have been published; one that is named must be there.
+    file = published or (default if default.exists() else None)
+    with addresses(options) as found:
+        proof = proofs.verify(found.url_for(OPERATOR), heads=file)
+    if format is Format.json:
+        print_json({**plain(proof), "seconds": f"{proof.seconds:.3f}", "ok": proof.ok})
+    else:
+        print_table(
+            ["held against each other", "count"], [[what, f"{count:,}"] for what, count in proof.checked.items()], [1]
+        )
+        for text in proof.notes:
+            note(text)
+        for failure in proof.failures:
+            say(f"{failure.part}: {failure.text}")
+    if not proof.ok:
+        parts = ", ".join(dict.fromkeys(failure.part for failure in proof.failures))
+        raise CommandError(f"the ledger does not verify: {parts}")
+    if format is Format.table:
+        say(f"everything holds, proved in {proof.seconds:.1f} s")
+
+
+def heads_file(options: "Settings") -> Path:
+    """Return where heads are published."""
+    return options.heads_file or options.home / "heads.jsonl"
+
+
+@heads.command("publish")
+def publish_heads(format: FormatOption = Format.table) -> None:
+    """Append the heads that moved to the file, which the scheduler does every minute."""
+    from tallystick.addresses import OPERATOR, addresses
+    from tallystick.verify import publish_heads as publish
+
+    options = settings()
+    with addresses(options) as found:
+        moved = publish(found.url_for(OPERATOR), heads_file(options))
+    if format is Format.json:
+        print_json(moved)
+    else:
+        say(f"{len(moved)} heads published to {heads_file(options)}")
+
+
+@events.command("schema")
+def print_schema() -> None:
+    """Print the JSON Schema of usage events."""
+    from ingest.usage_events import events_json_schema
+
+    print_json(events_json_schema())
