@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ledger.posting import Posted
-
+from tallystick.embedded import EmbeddedPostgres
 from tallystick.rollup import RollupReport, rebuild, run_rollup
+from tests.support import databases
 from tests.support.databases import Database
 from tests.support.ledger import Ledger
 
@@ -36,14 +37,16 @@ class Marts:
 
 @pytest.fixture(scope="session")
 def dbt_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all tests, so that dbt reads the project once for each database and not for each run."""
+    """One folder for all tests, so that dbt reads the project once and not for each run."""
     return tmp_path_factory.mktemp("dbt")
 
 
 @pytest.fixture
-def marts(database: Database, dbt_home: Path) -> Iterator[Marts]:
-    made = Marts(database, dbt_home)
-    try:
-        yield made
-    finally:
-        made.ledger.close()
+def marts(postgres_server: EmbeddedPostgres, migrated_template: str, dbt_home: Path) -> Iterator[Marts]:
+    """A ledger in a database that has the same name in each test: dbt reads the project anew for each other name."""
+    with databases.scratch_database(postgres_server.address, "marts", migrated_template) as database:
+        made = Marts(database, dbt_home)
+        try:
+            yield made
+        finally:
+            made.ledger.close()
