@@ -5,12 +5,12 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import psycopg
 
-from ingest.usage_events import Speaker, event_bytes, read_events, read_ndjson
+from ingest.usage_events import Speaker, event_bodies, read_events, read_ndjson
 from ledger import failpoints
 from ledger.books import Books, ensure_ids, load_books
 from ledger.database import Connection, connect, remedy_for
@@ -56,13 +56,19 @@ class Reading:
     books: Books
     expected_position: int | None
     next_position: int | None
+    _bodies: dict[int, list[bytes]] = field(default_factory=dict, compare=False, repr=False)
+    """Messages cut into events, once for all their conflicts."""
 
     def body_of(self, index: int) -> bytes:
         item = self.items[index]
         if isinstance(item, DeadLetter):
             return item.body
-        message, place = self.places[index]
-        return event_bytes(self.messages[message].body, place, is_lines=self.messages[message].is_lines)
+        number, place = self.places[index]
+        bodies = self._bodies.get(number)
+        if bodies is None:
+            message = self.messages[number]
+            bodies = self._bodies[number] = event_bodies(message.body, is_lines=message.is_lines)
+        return bodies[place]
 
     def origin_of(self, index: int) -> str:
         return self.messages[self.places[index][0]].origin
@@ -206,10 +212,16 @@ class Intake:
 
     async def _was_committed(self, unknown: CommitUnknown) -> bool:
         """Ask by (feed, number, hash) whether a batch whose commit was not answered is there."""
-        cursor = await self._connection.execute(
-            "select hash from ledger.batches where feed_id = %s and number = %s", [unknown.feed_id, unknown.number]
-        )
-        row = await cursor.fetchone()
+        async with self._connection.transaction():
+            # The old session may still be committing. It holds the feed's row until it has: without this lock the answer
+            # could be a no that turns into a yes, and what we have posted would come back to its sender as duplicates.
+            await self._connection.execute(
+                "select 1 from ledger.feeds where feed_id = %s for update", [unknown.feed_id]
+            )
+            cursor = await self._connection.execute(
+                "select hash from ledger.batches where feed_id = %s and number = %s", [unknown.feed_id, unknown.number]
+            )
+            row = await cursor.fetchone()
         is_there = row is not None and bytes(row[0]) == unknown.hash
         if is_there and unknown.posted.next_position is not None:
             self.held.next_position = unknown.posted.next_position
