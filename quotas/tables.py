@@ -82,6 +82,8 @@ budgets = sa.Table(
         "(window_kind in ('days', 'anchored_month')) = (anchor is not null)", name="anchor_where_needed"
     ),
     sa.CheckConstraint("limit_amount >= 0", name="limit_is_not_negative"),
+    # Serves the budgets of one tenant, and those of all tenants (null).
+    sa.Index("ix_budgets_tenant_id", "tenant_id"),
     comment="One row per budget. Scope, unit and window never change: a change of those is a new budget.",
 )
 
