@@ -119,7 +119,7 @@ async def remaining(connection: Connection, asked: Sequence[tuple[str, int | Non
         if tenant is None:
             tenant = found[key] = TenantBudgets(tenant_id, zone, at, now, last_batch_id, lag, [])
         if budget[0] is not None:
-            tenant.budgets.append(_from_row(zone, budget))
+            tenant.budgets.append(_from_row(tenant_id, zone, budget))
     return Snapshot(now, lag, found)
 
 
@@ -131,15 +131,16 @@ async def tenant_ids_after(connection: Connection, after: str, limit: int) -> li
     return [row[0] async for row in cursor]
 
 
-def _from_row(zone: str, row: Sequence[Any]) -> Remaining:
+def _from_row(tenant_id: str, zone: str, row: Sequence[Any]) -> Remaining:
+    budget_id, *scope = row[:9]
     (
-        budget_id, scope, group_by, group_key, unit, currency, kind, days, anchor, start,
+        group_by, group_key, unit, currency, kind, days, anchor, start,
         limit, posted, held, left, hardness, unpriced_count, last_batch_id,
-    ) = row  # fmt: skip
+    ) = row[9:]  # fmt: skip
     return Remaining(
         budget_id=budget_id,
-        scope=msgspec.Raw(scope),
-        group=_group(tuple(group_by), group_key) if group_by else {},
+        scope=_scope(tenant_id, *scope),
+        group=_group(tuple(group_by), group_key, tenant_id, currency) if group_by else {},
         unit=unit,
         currency=currency,
         window=span(kind, days, anchor, start, zone),
@@ -153,8 +154,26 @@ def _from_row(zone: str, row: Sequence[Any]) -> Remaining:
     )
 
 
+_SCOPE: Final = ("tenant_id", "provider_account", "feature", "model", "route", "lane", "api_key_id", "subject_id")
+
+
 @lru_cache(maxsize=16_384)
-def _group(group_by: tuple[str, ...], group_key: str) -> dict[str, str | None]:
+def _scope(*values: str | None) -> msgspec.Raw:
+    *terms, tags = values
+    scope: dict[str, Any] = {name: value for name, value in zip(_SCOPE, terms, strict=True) if value is not None}
+    if tags is not None:
+        scope["tags"] = msgspec.Raw(tags.encode())
+    return msgspec.Raw(msgspec.json.encode(scope))
+
+
+@lru_cache(maxsize=16_384)
+def _group(
+    group_by: tuple[str, ...], group_key: str | None, tenant_id: str, currency: str | None
+) -> dict[str, str | None]:
+    """Return which group a window is for; before the first movement the key is not written down yet."""
+    if group_key is None:
+        known = {"tenant_id": tenant_id, "currency": currency}
+        return {name: known[name] for name in group_by}
     return dict(zip(group_by, msgspec.json.decode(group_key, type=list[str | None]), strict=True))
 
 

@@ -33,79 +33,68 @@ tenants as materialized (
 
 -- Two joins rather than one with `or`: the budgets of one tenant are found by index. A budget over several tenants is
 -- nobody's to see, since what it shows is the others' usage.
-pairs as (
-    select
-        t.number,
-        b.budget_id
-    from tenants as t
-    join quotas.budgets as b on b.tenant_id = t.tenant_id
-    union all
-    select
-        t.number,
-        b.budget_id
-    from tenants as t
-    join quotas.budgets as b on b.tenant_id is null and 'tenant_id' = any (b.group_by)
-),
-
 scoped as materialized (
     select
         t.number,
         t.tenant_id as asked_tenant_id,
         t.charge_currency,
-        b.*,
-        quotas.window_start(b.window_kind, b.window_days, b.anchor, t.local_date) as window_start,
-        -- The one group that is known before anything has moved it.
-        case
-            when b.group_by = '{}' then ''
-            when b.group_by <@ '{tenant_id,currency}' and (b.currency is not null or b.unit <> 'cost') then
-                quotas.group_key(
-                    b.group_by, t.tenant_id, null, null, null, null, null, null, null,
-                    case when b.unit in ('charge', 'cost') then coalesce(b.currency, t.charge_currency) end
-                )
-        end as known_group
-    from pairs as p
-    join tenants as t using (number)
-    join quotas.budgets as b using (budget_id)
-    where b.ended_at is null or b.ended_at > t.at
+        t.local_date,
+        t.at,
+        b.*
+    from tenants as t
+    join quotas.budgets as b on b.tenant_id = t.tenant_id
+    union all
+    select
+        t.number,
+        t.tenant_id as asked_tenant_id,
+        t.charge_currency,
+        t.local_date,
+        t.at,
+        b.*
+    from tenants as t
+    join quotas.budgets as b on b.tenant_id is null and 'tenant_id' = any (b.group_by)
+),
+
+-- Most budgets share one of a few kinds of window, and most tenants the day.
+turns as materialized (
+    select
+        k.*,
+        quotas.window_start(k.window_kind, k.window_days, k.anchor, k.local_date) as window_start
+    from (select distinct window_kind, window_days, anchor, local_date from scoped) as k
+),
+
+dated as materialized (
+    select
+        s.*,
+        r.window_start
+    from scoped as s
+    join turns as r
+        on r.window_kind = s.window_kind
+        and r.local_date = s.local_date
+        and r.window_days is not distinct from s.window_days
+        and r.anchor is not distinct from s.anchor
+    where r.window_start >= s.first_window and (s.ended_at is null or s.ended_at > s.at)
 ),
 
 shown as (
     select
-        s.number,
-        s.budget_id,
-        jsonb_strip_nulls(
-            jsonb_build_object(
-                'tenant_id', s.asked_tenant_id,
-                'provider_account', s.provider_account,
-                'feature', s.feature,
-                'model', s.model,
-                'route', s.route,
-                'lane', s.lane,
-                'api_key_id', s.api_key_id,
-                'subject_id', s.subject_id,
-                'tags', s.tags
-            )
-        )::text as scope,
-        s.group_by,
-        coalesce(w.group_key, s.known_group) as group_key,
-        s.unit,
-        coalesce(w.currency, s.currency, case when s.unit = 'charge' then s.charge_currency end)::text as currency,
-        s.window_kind,
-        s.window_days,
-        s.anchor,
-        s.window_start,
-        s.limit_amount,
+        d.*,
+        w.group_key,
+        w.currency as window_currency,
         coalesce(w.posted, 0) as posted,
         coalesce(w.held, 0) as held,
-        s.hardness,
         coalesce(w.unpriced_count, 0) as unpriced_count,
         w.last_batch_id
-    from scoped as s
+    from dated as d
+    -- The empty text keeps the planner from the primary key, by which it would read a template's windows of all tenants.
     left join quotas.windows as w
-        on w.tenant_id = s.asked_tenant_id
-        and w.window_start = s.window_start
-        and w.budget_id = s.budget_id
-    where s.window_start >= s.first_window and (w.budget_id is not null or s.known_group is not null)
+        on w.tenant_id = d.asked_tenant_id
+        and w.window_start = d.window_start
+        and w.budget_id || '' = d.budget_id
+    where
+        w.budget_id is not null
+        -- Without movements only a group that is known beforehand can be shown.
+        or (d.group_by <@ '{tenant_id,currency}' and (d.currency is not null or d.unit <> 'cost'))
 ),
 
 lag as materialized (
@@ -136,11 +125,18 @@ select
     l.silent_count,
     max(s.last_batch_id) over (partition by t.number) as last_batch_id,
     s.budget_id,
-    s.scope,
+    s.provider_account,
+    s.feature,
+    s.model,
+    s.route,
+    s.lane,
+    s.api_key_id,
+    s.subject_id::text as subject_id,
+    s.tags::text as tags,
     s.group_by,
     s.group_key,
     s.unit,
-    s.currency,
+    coalesce(s.window_currency, s.currency, case when s.unit = 'charge' then s.charge_currency end)::text as currency,
     s.window_kind,
     s.window_days,
     s.anchor,
