@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from inspect import isawaitable
 from typing import Final
 
 import psycopg
@@ -89,7 +88,7 @@ class GroupCommit:
         if self._bytes + size > config.queue_bytes_max:
             raise QueueFull(f"{self._bytes} bytes are waiting")
         # Read before it is queued: the queue is bounded by events, and reading goes on while a commit waits for the disk.
-        reading = await _read(intake, message)
+        reading = await intake.read([message])
         self._ready_intake()
         count = len(reading.items)
         if not count:
@@ -211,7 +210,7 @@ class GroupCommit:
                 continue
             if waiting.reading.books is not intake.books:
                 # Parties or prices have changed since it was read.
-                waiting.reading = await _read(intake, waiting.reading.messages[0])
+                waiting.reading = await intake.read(waiting.reading.messages)
             taken.append(waiting)
             events += count
         return taken
@@ -261,11 +260,6 @@ def _fail(batch: list[Waiting], error: Exception) -> None:
     for waiting in batch:
         if not waiting.answer.done():
             waiting.answer.set_exception(error)
-
-
-async def _read(intake: Intake, message: Message) -> Reading:
-    reading = intake.read([message])
-    return await reading if isawaitable(reading) else reading
 
 
 def _joined(readings: list[Reading]) -> Reading:
