@@ -256,7 +256,7 @@ def _end_of_batch(run: Sequence[Record], start: int, bytes_max: int) -> int:
 def name_of_log(bootstrap: str, topic: str) -> str:
     """Return cluster and topic id: a topic that was made anew is another log, whatever its name. Blocking."""
     # The client must keep its name until the results are there, else it ends first.
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
     cluster = admin.list_topics(topic, timeout=10).cluster_id
     topic_id = admin.describe_topics(TopicCollection([topic]), request_timeout=10)[topic].result(10).topic_id
     return f"{cluster}:{topic_id}"

@@ -18,7 +18,7 @@ import psycopg
 import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from ingest.replay import Plan, events_of, load_plan, packs, send
 from ledger.api_keys import create_key
@@ -30,6 +30,7 @@ from ledger.registry import add_entity, add_source, add_tenant, set_model
 from ledger.times import local_midnight, micros
 from quotas.budgets import Terms, set_budget
 from tallystick.checks import CheckReport, run_checks
+from tallystick.embedded import EmbeddedPostgres
 from tallystick.processes import termination_as_interrupt
 from tallystick.rollup import run_rollup
 from tallystick.settings import CHECKOUT, Settings
@@ -91,7 +92,7 @@ def demo(settings: Settings, console: Console) -> None:
         with Stack(settings, say=say, api_port=0, with_scheduler=False) as stack:
             (settings.home / _MARK).touch()
             say("loading prices, tenants and budgets")
-            token = asyncio.run(_set_up(stack.url_for("tallystick_operator")))
+            token = asyncio.run(set_up(stack.url_for("tallystick_operator")))
             stack.start_services()
             bars.update(step, description="the stack is ready", completed=1)
             sent, seconds = _replay(stack, plan, bars)
@@ -122,9 +123,7 @@ def _make_room(home: Path, console: Console) -> None:
     if not (folder / "data").exists():
         return
     if (home / _MARK).exists():
-        # Taking the lock first: a running stack keeps its database.
-        from tallystick.embedded import EmbeddedPostgres
-
+        # Owning it first: a stack that runs keeps its database.
         with EmbeddedPostgres(home):
             pass
         shutil.rmtree(folder)
@@ -134,7 +133,7 @@ def _make_room(home: Path, console: Console) -> None:
     console.print(f"a database that no demo made was put aside as {_shown(aside)}")
 
 
-async def _set_up(url: str) -> str:
+async def set_up(url: str) -> str:
     """Load prices, parties and budgets by the functions that the commands call; return a token of the demo's gateway."""
     given = yaml.safe_load((DATA / "demo" / "setup.yaml").read_text())
     now = micros(datetime.now(UTC))
@@ -308,10 +307,8 @@ def _print(
         f" {summary.duplicates:,} duplicates, {summary.dead_letters:,} dead letters.\n"
     )
     for dimension, rows in tables:
-        table = Table("requests", "tokens in", "tokens out", "cost USD", "charge USD", title=None, box=None, pad_edge=False)
-        table.columns.insert(0, _left(dimension.removesuffix("_id")))
-        for column in table.columns[1:]:
-            column.justify = "right"
+        numbers = (Column(name, justify="right") for name in ("requests", "tokens in", "tokens out", "cost USD", "charge USD"))
+        table = Table(Column(dimension.removesuffix("_id"), min_width=18), *numbers, box=None, pad_edge=False)
         for name, requests, tokens_in, tokens_out, cost, charge in rows:
             table.add_row(str(name), f"{requests:,}", f"{tokens_in:,}", f"{tokens_out:,}", f"{cost:,.4f}", f"{charge:,.4f}")
         console.print(table, "")
@@ -323,16 +320,9 @@ def _print(
     _print_proof(console, summary, proof)
 
 
-def _left(name: str) -> Any:
-    from rich.table import Column
-
-    return Column(header=name, min_width=18)
-
-
 def _print_budgets(console: Console, budgets: Sequence[Mapping[str, Any]]) -> None:
-    table = Table("tenant", "budget", "window", "limit", "posted", "remaining", box=None, pad_edge=False)
-    for column in table.columns[3:]:
-        column.justify = "right"
+    numbers = (Column(name, justify="right") for name in ("limit", "posted", "remaining"))
+    table = Table("tenant", "budget", "window", *numbers, box=None, pad_edge=False)
     for budget in budgets:
         if budget["limit"] is None:
             continue
@@ -341,7 +331,7 @@ def _print_budgets(console: Console, budgets: Sequence[Mapping[str, Any]]) -> No
         table.add_row(
             budget["tenant_id"],
             budget["budget_id"],
-            f"{budget['window']['kind']} {budget['window']['start']}",
+            f"{budget['window']['kind']} {budget['window']['first_date']}",
             f"{Decimal(budget['limit']):,f} {unit}",
             f"{Decimal(budget['posted']).normalize():,f}",
             f"[red]{remaining.normalize():,f}[/]" if remaining < 0 else f"{remaining.normalize():,f}",
