@@ -9,8 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from ingest.replay import packs, send
+from ledger import feeds
+from ledger.database import connect
+from tallystick.embedded import EmbeddedBroker
 from tests.factories import event_bytes, make_event
 from tests.support.ledger import Ledger
 from tests.support.worker import WorkerProcess
@@ -206,3 +211,59 @@ async def test_two_workers_share_the_partitions_and_double_nothing(
     send(broker.bootstrap, topic, packs(events(500, first=3000), 10))
     wait_for(lambda: ledger.value("select count(*) from ledger.entries") == 3500, 90, second)
     assert ledger.total() == 3500 * PRICE
+
+
+async def test_a_broker_that_forgot_everything_is_another_log(ledger: Ledger, tmp_path: Path) -> None:
+    """The embedded broker restarts with an empty log of the same name: its first events are read, none is skipped."""
+    await ledger.add_price(input="2.00", output="8.00")
+    with EmbeddedBroker(tmp_path) as own:
+        own.create_topic("usage", 2)
+        worker = WorkerProcess(
+            tmp_path / "worker",
+            writer_url=ledger.database.url_for("tallystick_writer"),
+            bootstrap=own.bootstrap,
+            topic="usage",
+            group="restarted",
+            session_seconds=3.0,
+        )
+        try:
+            send(own.bootstrap, "usage", packs(events(100), 5))
+            wait_for(lambda: seen(ledger) == 100, 60, worker)
+            own.kill()
+            own.start()
+            own.create_topic("usage", 2)
+            send(own.bootstrap, "usage", packs(events(50, first=75), 5))
+            wait_for(lambda: seen(ledger) == 150, 60, worker)
+            assert worker.process.poll() is None
+        finally:
+            worker.kill()
+    assert ledger.total() == 125 * PRICE
+    assert ledger.rows("select sum(duplicate_count) from ledger.batches") == [(25,)]
+    assert ledger.value("select count(*) from ledger.feeds where kind = 'kafka'") == 4, "two partitions, twice"
+
+
+@pytest.mark.parametrize("broker", ["kafka4"], indirect=True)
+async def test_a_worker_stops_and_names_what_the_log_has_lost(
+    broker: Any, topic: str, ledger: Ledger, start: Callable[..., WorkerProcess]
+) -> None:
+    """A feed that expects position 0 of a log that now starts at 10 is not read on behind the gap.
+
+    The embedded broker cannot delete records, so this is a story of Apache Kafka alone.
+    """
+    await ledger.add_price(input="2.00", output="8.00")
+    send(broker.bootstrap, topic, packs(events(40), 1))
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for trimmed in admin.delete_records([TopicPartition(topic, 0, 10)]).values():
+        trimmed.result(10)
+    worker = start()
+    assert worker.process.wait(60) == 1, worker.said[-3000:]
+    assert "positions 0 to 9 are lost" in worker.said
+    name = ledger.value("select name from ledger.feeds where name like '%%:0'")
+    connection = await connect(ledger.database.url_for("tallystick_operator"))
+    try:
+        await feeds.start_here(connection, name, 10, actor="test", reason="the first ten were read elsewhere")
+    finally:
+        await connection.close()
+    again = start()
+    wait_for(lambda: seen(ledger) == 30, 60, again)
+    assert ledger.total() == 30 * PRICE
