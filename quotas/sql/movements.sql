@@ -85,10 +85,14 @@ matched as (
         quotas.window_start(
             a.window_kind, a.window_days, a.anchor, case when a.is_shared then c.utc_date else c.local_date end
         ) as window_start,
-        quotas.group_key(
-            a.group_by, c.tenant_id, c.provider_account, c.feature, c.model, c.route, c.lane, c.api_key_id, c.subject_id,
-            case a.unit when 'cost' then c.cost_currency when 'charge' then c.charge_currency end
-        ) as group_key,
+        case
+            when a.group_by = '{}' then ''
+            else
+                quotas.group_key(
+                    a.group_by, c.tenant_id, c.provider_account, c.feature, c.model, c.route, c.lane, c.api_key_id,
+                    c.subject_id, case a.unit when 'cost' then c.cost_currency when 'charge' then c.charge_currency end
+                )
+        end as group_key,
         case when not a.is_shared then c.tenant_id end as tenant_id,
         case a.unit when 'cost' then c.cost_currency when 'charge' then c.charge_currency end as currency,
         c.kind,
