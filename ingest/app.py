@@ -187,7 +187,9 @@ def run(config: WorkerConfig) -> int:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     app = make_app(config)
-    worker = cast(Any, app.Worker(loglevel="info", quiet=True, redirect_stdouts=False, override_logging=False, loop=loop))
+    worker = cast(
+        Any, app.Worker(loglevel="info", quiet=True, redirect_stdouts=False, override_logging=False, loop=loop)
+    )
     try:
         worker.execute_from_commandline()
     except SystemExit as ended:

@@ -43,6 +43,7 @@ _EXPECTED: Final = {
     "tallystick.checks": ("ChecksError",),
     "ledger.errors": ("LedgerError",),
     "ingest.replay": ("ReplayError",),
+    "tallystick.demo": ("DemoFailed",),
 }
 _NOT_MIGRATED: Final = "the database is not migrated to this version: run `tallystick migrate`"
 

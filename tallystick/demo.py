@@ -96,7 +96,11 @@ def demo(settings: Settings, console: Console) -> None:
             stack.start_services()
             bars.update(step, description="the stack is ready", completed=1)
             sent, seconds = _replay(stack, plan, bars)
-            _timed(bars, "dbt adds the batches to the marts", lambda: run_rollup(stack.url_for("tallystick_rollup"), settings.home))
+            _timed(
+                bars,
+                "dbt adds the batches to the marts",
+                lambda: run_rollup(stack.url_for("tallystick_rollup"), settings.home),
+            )
             checks = _timed(bars, "checking what arrived", lambda: run_checks(stack.url_for("tallystick_analyst")))
             proof = _timed(bars, "proving that all stores agree", lambda: verify(stack.url_for("tallystick_operator")))
             budgets = _ask_api(stack.addresses.api, token, plan)
@@ -108,7 +112,9 @@ def demo(settings: Settings, console: Console) -> None:
     written = settings.home / "demo-summary.json"
     written.write_text(json.dumps(asdict(summary), indent=2) + "\n")
     _print(console, summary, tables, budgets, checks, proof, plan)
-    console.print(f"\n{time.monotonic() - started:.0f} seconds in all. The database stays: [bold]tallystick sql[/] opens it; figures in {_shown(written)}.")
+    console.print(
+        f"\n{time.monotonic() - started:.0f} seconds in all. The database stays: [bold]tallystick sql[/] opens it; figures in {_shown(written)}."
+    )
     _refuse_disagreement(summary, checks, proof)
 
 
@@ -154,15 +160,15 @@ async def set_up(url: str) -> str:
         source = given["source"]
         await add_source(connection, ACTOR, source["id"], kind=source["kind"], rank=source["rank"], speaks_for_all=True)
         await accept_import(
-            connection, await diff_import(connection, read_genai_prices(PRICES, PRICES_VERSION, PRICES_CHECKED_ON), now), ACTOR
+            connection,
+            await diff_import(connection, read_genai_prices(PRICES, PRICES_VERSION, PRICES_CHECKED_ON), now),
+            ACTOR,
         )
         for model in given["models"]:
             await set_model(connection, ACTOR, **model)
         await save_cards(connection, load_contracts(DATA / "demo" / "contracts.yaml"), ACTOR)
         for wanted in given["budgets"]:
-            await set_budget(
-                connection, ACTOR, _terms(wanted), now=now, since=given["since"], budget_id=wanted["id"]
-            )
+            await set_budget(connection, ACTOR, _terms(wanted), now=now, since=given["since"], budget_id=wanted["id"])
         return (await create_key(connection, actor=ACTOR, source=source["id"], note="the demo's gateway")).token
     finally:
         await connection.close()
@@ -248,11 +254,11 @@ def _ask_api(address: str, token: str, plan: Plan) -> list[dict[str, Any]]:
     moment = urllib.parse.quote(datetime.fromtimestamp(at, UTC).isoformat())
     found = []
     for tenant_id in plan.tenants:
-        request = urllib.request.Request(  # noqa: S310  the address is ours
+        request = urllib.request.Request(
             f"{address}/v1/tenants/{urllib.parse.quote(tenant_id)}/budgets?at={moment}",
             headers={"Authorization": f"Bearer {token}"},
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10) as answer:
             found += [{"tenant_id": tenant_id, **budget} for budget in json.load(answer)["budgets"]]
     return found
 
@@ -262,7 +268,13 @@ def _ask_api(address: str, token: str, plan: Plan) -> list[dict[str, Any]]:
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Progress]:
-    columns = (SpinnerColumn(), TextColumn("{task.description:36}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:36}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as bars:
         yield bars
 
@@ -307,10 +319,14 @@ def _print(
         f" {summary.duplicates:,} duplicates, {summary.dead_letters:,} dead letters.\n"
     )
     for dimension, rows in tables:
-        numbers = (Column(name, justify="right") for name in ("requests", "tokens in", "tokens out", "cost USD", "charge USD"))
+        numbers = (
+            Column(name, justify="right") for name in ("requests", "tokens in", "tokens out", "cost USD", "charge USD")
+        )
         table = Table(Column(dimension.removesuffix("_id"), min_width=18), *numbers, box=None, pad_edge=False)
         for name, requests, tokens_in, tokens_out, cost, charge in rows:
-            table.add_row(str(name), f"{requests:,}", f"{tokens_in:,}", f"{tokens_out:,}", f"{cost:,.4f}", f"{charge:,.4f}")
+            table.add_row(
+                str(name), f"{requests:,}", f"{tokens_in:,}", f"{tokens_out:,}", f"{cost:,.4f}", f"{charge:,.4f}"
+            )
         console.print(table, "")
     _print_budgets(console, budgets)
     for finding in checks.findings:
@@ -349,7 +365,9 @@ def _print_proof(console: Console, summary: Summary, proof: Proof) -> None:
     console.print(table)
     if proof.ok:
         console.print(
-            "[green]verified:[/] " + ", ".join(f"{count:,} {what}" for what, count in proof.checked.items()) + " recomputed"
+            "[green]verified:[/] "
+            + ", ".join(f"{count:,} {what}" for what, count in proof.checked.items())
+            + " recomputed"
         )
     for failure in proof.failures:
         console.print(f"[red]{failure.part}:[/] {failure.text}")

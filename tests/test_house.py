@@ -23,7 +23,11 @@ TRACKED = [
 
 def test_imports_go_down_only_and_pure_files_stay_pure() -> None:
     done = subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-cache"], cwd=CHECKOUT, capture_output=True, text=True, check=False
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 
@@ -46,7 +50,8 @@ def test_no_float_is_made_where_money_is(room: str) -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             is_literal = isinstance(node, ast.Constant) and isinstance(node.value, float)
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float"
-            assert not (is_literal or is_call), f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
+            assert not is_literal, f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
+            assert not is_call, f"{path.name}:{node.lineno}"  # type: ignore[attr-defined]
 
 
 def test_every_column_says_what_it_is_where_its_name_does_not() -> None:
@@ -71,5 +76,7 @@ def test_dbt_is_no_package() -> None:
 
 
 def test_requirements_are_pinned_without_addresses() -> None:
-    lines = [line for line in (CHECKOUT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line for line in (CHECKOUT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")
+    ]
     assert all(re.fullmatch(r"[A-Za-z0-9_.\-]+==[0-9][A-Za-z0-9.+\-]*", line) for line in lines)

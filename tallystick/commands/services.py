@@ -1,17 +1,24 @@
-"""Commands that run the parts: migrate, worker, scheduler, and the stack whole."""
+"""Commands that run the parts: migrate, worker, API, scheduler; the stack whole, the demo on it, and replays through it."""
 
 import logging
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tallystick.commands.common import CommandError, say, settings
 
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("migrate")(migrate)
+    app.command("demo")(demo)
     app.command("up")(up)
+    app.command("replay")(replay)
     app.command("worker")(worker)
     app.command("api")(api)
     app.command("scheduler")(scheduler)
@@ -36,6 +43,51 @@ def up() -> None:
     from tallystick.up import up as run
 
     run(settings(), Console(highlight=False))
+
+
+def demo() -> None:
+    """Run the main job on real input, from nothing, and prove the result; the database stays."""
+    from rich.console import Console
+
+    from tallystick.demo import demo as run
+
+    run(settings(), Console(highlight=False))
+
+
+def replay(
+    files: Annotated[
+        list[Path], typer.Argument(help="Traces (.csv, .csv.gz), or files with one event a line, as they are.")
+    ],
+    plan: Annotated[
+        Path | None, typer.Option(help="What traces do not say: tenants, features, models. Default: the demo's.")
+    ] = None,
+    pack: Annotated[int, typer.Option(min=1, max=5000, help="Events in a message.")] = 100,
+) -> None:
+    """Send files of usage through Kafka: the broker of a running `tallystick up`, or TALLYSTICK_KAFKA."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ingest.replay import events_of, load_plan, packs, send
+    from tallystick.settings import CHECKOUT
+    from tallystick.stack import running
+
+    options = settings()
+    stack = None if options.kafka else running(options.home)
+    if stack is None and options.kafka is None:
+        raise CommandError("replay needs a broker: start `tallystick up`, or set TALLYSTICK_KAFKA")
+    bootstrap = options.kafka or (stack.kafka if stack else "")
+    planned = load_plan(plan or CHECKOUT / "data" / "demo" / "plan.json")
+    sent = 0
+    with Progress(console=Console(stderr=True)) as bars:
+        for file in files:
+            events = list(events_of(file, planned))
+            task = bars.add_task(file.name, total=len(events))
+
+            def advance(count: int, task: "TaskID" = task) -> None:
+                bars.update(task, advance=count)
+
+            sent += send(bootstrap, options.usage_topic, packs(events, pack), advance)
+    say(f"{sent:,} events sent; the worker posts them")
 
 
 def worker() -> None:

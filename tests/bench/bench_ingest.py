@@ -116,7 +116,12 @@ class Road:
         topic = self._filled_topic(events, pack)
         config = self._config(topic)
         before = self.made.ledger.value("select coalesce(max(batch_id), 0) from ledger.batches")
-        worker = WorkerProcess(**{name: getattr(config, name) for name in ("folder", "writer_url", "bootstrap", "topic", "group", "session_seconds")})
+        worker = WorkerProcess(
+            **{
+                name: getattr(config, name)
+                for name in ("folder", "writer_url", "bootstrap", "topic", "group", "session_seconds")
+            }
+        )
         try:
             deadline = time.monotonic() + _PATIENCE_SECONDS
             with psycopg.connect(self.made.ledger.database.url, autocommit=True) as connection:
@@ -147,7 +152,15 @@ class Road:
         config = self._config(topic)
         done = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "tests.bench.counting_worker", config.bootstrap, topic, str(events), str(config.folder)],
+            [
+                sys.executable,
+                "-m",
+                "tests.bench.counting_worker",
+                config.bootstrap,
+                topic,
+                str(events),
+                str(config.folder),
+            ],
             capture_output=True,
             text=True,
             timeout=_PATIENCE_SECONDS,

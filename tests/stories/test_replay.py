@@ -87,6 +87,9 @@ async def test_a_replay_altered_copies_and_broken_events_leave_the_charge_alone(
         assert ledger.value("select count(*) from ledger.dead_letters where reason = 'unknown_tenant'") == 10
 
         assert ledger.rows(counts)[0] == first
-        assert Decimal(ledger.value("select sum(posted) from quotas.windows where budget_id = 'totals-charge'")) == first[3]
+        assert (
+            Decimal(ledger.value("select sum(posted) from quotas.windows where budget_id = 'totals-charge'"))
+            == first[3]
+        )
     finally:
         ledger.close()
