@@ -90,6 +90,8 @@ def _line(error: Exception) -> str:
         return about_database
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, TimeoutError) and error.args:
+        return str(error)
     log = _log(error)
     return f"unexpected {type(error).__name__}: {error}" + (f" (the rest is in {log})" if log else "")
 

@@ -100,6 +100,8 @@ def worker() -> None:
         raise CommandError(
             "worker needs TALLYSTICK_KAFKA, the brokers to read from; `tallystick up` runs one of its own"
         )
+    folder = options.home / "worker"
+    folder.mkdir(parents=True, exist_ok=True)
     with addresses(options) as found:
         code = run(
             WorkerConfig(
@@ -107,7 +109,7 @@ def worker() -> None:
                 bootstrap=options.kafka,
                 topic=options.usage_topic,
                 group=options.consumer_group,
-                folder=options.home / "worker",
+                folder=folder,
                 session_seconds=options.kafka_session_seconds,
                 batch_wait_seconds=options.batch_wait_seconds,
                 message_bytes_max=options.message_bytes_max,
