@@ -165,9 +165,10 @@ class _Scope:
 
     @property
     def entries(self) -> str:
-        """A query of the batches' entries, which are ranges of the primary key; `offset 0` keeps it a nested loop."""
+        """A query of the batches' entries, which are ranges of the primary key; `offset 0` keeps the loops nested."""
         return (
-            f"select e.* from ({self.batches}) as b join ledger.batch_digests as d on d.batch_id = b.batch_id"
+            f"select e.* from ({self.batches}) as b cross join lateral (select p.* from ledger.batch_digests as p"
+            " where p.batch_id = b.batch_id offset 0) as d"
             " cross join lateral (select r.* from ledger.entries as r where r.posting_period = d.posting_period"
             " and r.entry_id >= d.batch_id * 65536 and r.entry_id < (d.batch_id + 1) * 65536 offset 0) as e"
         )

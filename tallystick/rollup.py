@@ -94,6 +94,8 @@ def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: flo
 
     For a change of a mart's columns or rules. The watermark starts from zero in the transaction that swaps the tables.
     """
+    if model is not None and not list((PROJECT / "models" / "marts").rglob(f"{model}.sql")):
+        raise RollupFailed(model, "there is no such mart")
     command = ["run", "--full-refresh", "--vars", "{rebuild: true}"]
     selected = (model or "config.incremental_strategy:additive",)
     # Other variables make dbt read the whole project again; with a folder of its own a rebuild costs the next run nothing.

@@ -47,15 +47,27 @@ Timestamps play no part, so an event that comes late, or in a batch that commits
 {#
 The rows of `relation` (one per entry, with posting_period and entry_id) in the batches (low, high] of this model.
 
-A batch's entries are a range of the primary key. `offset 0` keeps the planner from turning the nested loop into a scan
-of the whole ledger: it would guess that a third of a third of all entries match. Digests name the partitions to look at.
+A batch's entries are a range of the primary key, and its digests name the partitions to look at. Each `offset 0` keeps the
+planner to nested loops over keys: it knows nothing of the watermarks, would guess that a good part of all rows match, and
+read the whole ledger for a handful of new batches.
 #}
 {% macro unconsumed(relation) %}
     select e.*
     from {{ source('marts', 'watermarks') }} as w
-    join {{ ref('stg_ledger__batches') }} as b
-        on b.feed_id = w.feed_id and b.batch_number > w.low and b.batch_number <= w.high
-    join {{ ref('stg_ledger__batch_digests') }} as d on d.batch_id = b.batch_id
+    cross join lateral (
+        select n.batch_id
+        from {{ ref('stg_ledger__batches') }} as n
+        where n.feed_id = w.feed_id and n.batch_number > w.low and n.batch_number <= w.high
+        offset 0
+    ) as b
+    cross join lateral (
+        select
+            p.batch_id,
+            p.posting_period
+        from {{ ref('stg_ledger__batch_digests') }} as p
+        where p.batch_id = b.batch_id
+        offset 0
+    ) as d
     cross join lateral (
         select r.*
         from {{ relation }} as r

@@ -423,6 +423,11 @@ async def test_a_mart_that_is_gone_is_made_from_the_whole_ledger(marts: Marts) -
     assert holds(marts)
 
 
+async def test_a_mart_that_nobody_knows_is_one_clear_line(marts: Marts) -> None:
+    with pytest.raises(RollupFailed, match="rollup: fct_nobody_knows: there is no such mart"):
+        marts.rebuild("fct_nobody_knows")
+
+
 async def test_people_and_reports_may_read_the_marts_and_nobody_else_writes_them(marts: Marts) -> None:
     await set_up(marts)
     await marts.post(make_event("a"))
