@@ -330,7 +330,7 @@ def _print(
         console.print(table, "")
     _print_budgets(console, budgets)
     for finding in checks.findings:
-        console.print(f"check: {finding.text}")
+        console.print(f"check ({finding.severity}): {finding.text}")
     if not checks.findings:
         console.print("check: nothing to complain about in what arrived")
     _print_proof(console, summary, proof)

@@ -51,7 +51,9 @@ def demo() -> None:
 
     from tallystick.demo import demo as run
 
-    run(settings(), Console(highlight=False))
+    # Into a file or a pipe the tables keep the width that they need.
+    console = Console(highlight=False)
+    run(settings(), console if console.is_terminal else Console(highlight=False, width=130))
 
 
 def replay(
