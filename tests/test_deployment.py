@@ -1,0 +1,54 @@
+"""The compose file and the image are not run here; they are held to the commands, settings and files that are."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from migrations.run import ROLES
+from tallystick.cli import app
+from tallystick.settings import Settings
+
+CHECKOUT = Path(__file__).parent.parent
+COMPOSE: dict[str, Any] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())
+OURS = {name: service for name, service in COMPOSE["services"].items() if service.get("build") == "."}
+
+
+def test_the_services_are_those_of_the_design() -> None:
+    assert set(COMPOSE["services"]) == {"postgres", "kafka", "topic", "migrate", "worker", "api", "scheduler"}
+    assert set(OURS) == {"migrate", "worker", "api", "scheduler"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_of_our_services_runs_a_command_that_there_is(name: str) -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert OURS[name]["command"][0] in commands
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_setting_of_our_services_is_a_setting(name: str) -> None:
+    known = {f"TALLYSTICK_{field.upper()}" for field in Settings.model_fields}
+    assert set(OURS[name]["environment"]) <= known
+
+
+def test_each_role_that_logs_in_has_its_own_password() -> None:
+    urls = [value for value in OURS["migrate"]["environment"].values() if value.startswith("postgresql://tallystick_")]
+    named = {match[1]: match[2] for url in urls if (match := re.match(r"postgresql://(\w+):\$\{(\w+)", url))}
+    assert set(named) <= set(ROLES)
+    assert len(set(named.values())) == len(named) >= 5
+
+
+def test_each_variable_of_the_compose_file_has_an_example() -> None:
+    wanted = set(re.findall(r"\$\{(\w+)", (CHECKOUT / "docker-compose.yml").read_text()))
+    given = set(re.findall(r"^(\w+)=", (CHECKOUT / "docker-compose.env.example").read_text(), re.MULTILINE))
+    assert wanted == given
+
+
+def test_the_image_copies_what_there_is_and_every_room() -> None:
+    copied = re.findall(r"^COPY (.+) \S+$", (CHECKOUT / "Dockerfile").read_text(), re.MULTILINE)
+    names = {name for line in copied for name in line.split()}
+    assert all((CHECKOUT / name).exists() for name in names)
+    assert {"tallystick", "api", "ingest", "billing", "quotas", "ledger", "migrations", "dbt", "data"} <= names
