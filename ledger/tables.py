@@ -137,6 +137,26 @@ model_aliases = sa.Table(
     comment="Other exact names of a model.",
 )
 
+model_name_rules = sa.Table(
+    "model_name_rules",
+    metadata,
+    sa.Column("provider", sa.Text, primary_key=True, comment="Whose names the rule is for."),
+    sa.Column("place", sa.SmallInteger, primary_key=True, comment="Precedence: the lower one is tried first."),
+    sa.Column(
+        "kind",
+        sa.Text,
+        nullable=False,
+        comment="prefix: `text` may be left out; version_suffix: -v1 or -v1:0 may be; fold_case: capitals do not count.",
+    ),
+    sa.Column("text", sa.Text, nullable=False, server_default="", comment="The whole prefix; empty for other kinds."),
+    sa.Column("recorded_at", Instant, nullable=False, server_default=now(), comment="When the rule was set."),
+    one_of("kind", "prefix", "version_suffix", "fold_case"),
+    sa.CheckConstraint("(kind = 'prefix') = (text <> '')", name="prefix_has_its_text"),
+    sa.CheckConstraint("place > 0", name="place_is_positive"),
+    sa.UniqueConstraint("provider", "kind", "text"),
+    comment="What may stand around the exact name of a model; a name that no rule leads to a known one is unpriced.",
+)
+
 subjects = sa.Table(
     "subjects",
     metadata,
