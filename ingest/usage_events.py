@@ -343,6 +343,9 @@ class _Desk:
             return counted
         provider, model = data.provider, data.model
         known_model = self.models.get((provider or "", model or data.requested_model or ""))
+        if known_model is None:
+            # What hosts put around a name is taken off by the provider's own rules.
+            known_model = self.parties.model(provider, model or data.requested_model)
         if known_model is not None and counted is not None:
             above = _above_limit(known_model, counted)
             if above is not None:

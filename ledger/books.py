@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ledger.database import Connection
+from ledger.model_names import NameRule, NameRules
 from ledger.parties import Calendar, Model, Parties, Period, Source, Tenant, TenantVersion
 from ledger.price_book import PriceBook, RateSet
 from ledger.price_store import ensure_rate_sets, load_price_book
@@ -95,7 +96,17 @@ async def _load_parties(connection: Connection, version: int) -> Parties:
     ):
         # A canonical id wins over an alias of the same spelling.
         models.setdefault((provider, alias), models[provider, model])
-    return Parties(version, tenants, sources, models)
+    return Parties(version, tenants, sources, models, await load_name_rules(connection))
+
+
+async def load_name_rules(connection: Connection) -> dict[str, NameRules]:
+    """Read by provider, in order, what may stand around the name of a model."""
+    rules: dict[str, NameRules] = {}
+    async for provider, kind, text in await connection.execute(
+        "select provider, kind, text from ledger.model_name_rules order by provider, place"
+    ):
+        rules[provider] = (*rules.get(provider, ()), NameRule(kind, text))
+    return rules
 
 
 async def _load_calendar(connection: Connection, version: int) -> Calendar:

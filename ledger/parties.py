@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from typing import Final
 
+from ledger.model_names import NameRules, resolve
 from ledger.times import local_date_at
 
 
@@ -63,6 +65,10 @@ class Model:
     output_tokens_max: int | None = None
 
 
+_RESOLVED_MAX: Final = 50_000
+"""Names come from outside and without end: what the rules made of them is kept within bounds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parties:
     """All parties as of one version of `ledger.versions.parties`."""
@@ -72,6 +78,10 @@ class Parties:
     sources: Mapping[str, Source]
     models: Mapping[tuple[str, str], Model] = field(default_factory=dict)
     """By (provider, canonical id or exact alias)."""
+    name_rules: Mapping[str, NameRules] = field(default_factory=dict)
+    """By provider: what may stand around a known name."""
+    _resolved: dict[tuple[str, str], Model | None] = field(default_factory=dict, repr=False, compare=False)
+    _folded: dict[str, dict[str, Model | None]] = field(default_factory=dict, repr=False, compare=False)
 
     def tenant_at(self, tenant_id: str, instant: int) -> Tenant | None:
         """Return who pays for usage of `tenant_id` at an instant: merges move the future, not the past."""
@@ -81,8 +91,31 @@ class Parties:
         return tenant
 
     def model(self, provider: str | None, name: str | None) -> Model | None:
-        """Return the model of that exact id or alias, or None: nothing matches loosely."""
-        return self.models.get((provider or "", name or ""))
+        """Return the model of that exact id or alias, or of what the provider's rules lead to; nothing matches loosely."""
+        key = (provider or "", name or "")
+        found = self.models.get(key)
+        if found is not None or not name or key[0] not in self.name_rules:
+            return found
+        if key in self._resolved:
+            return self._resolved[key]
+        if len(self._resolved) >= _RESOLVED_MAX:
+            self._resolved.clear()
+        folded = self._folded_names(key[0])
+        found = resolve(name, self.name_rules[key[0]], lambda form: self.models.get((key[0], form)), folded.get)
+        self._resolved[key] = found
+        return found
+
+    def _folded_names(self, provider: str) -> Mapping[str, Model | None]:
+        """Return a provider's models by their names in lower case; None where two models would have the same."""
+        if provider not in self._folded:
+            folded: dict[str, Model | None] = {}
+            for (of, name), model in self.models.items():
+                if of == provider:
+                    known = folded.setdefault(name.lower(), model)
+                    if known is not model and known != model:
+                        folded[name.lower()] = None
+            self._folded[provider] = folded
+        return self._folded[provider]
 
 
 @dataclass(frozen=True, slots=True)

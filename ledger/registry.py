@@ -14,9 +14,10 @@ from zoneinfo import available_timezones
 import psycopg
 from psycopg.rows import class_row
 
-from ledger.books import load_tenants
+from ledger.books import load_name_rules, load_tenants
 from ledger.database import Connection, change, record_act
 from ledger.errors import ActRefused, AlreadyThere, Unknown
+from ledger.model_names import NameRule, NameRules
 from ledger.money import CURRENCIES
 from ledger.parties import Tenant
 from ledger.periods import (
@@ -652,3 +653,109 @@ async def list_models(connection: Connection, provider: str | None = None) -> li
             {"provider": provider},
         )
         return await cursor.fetchall()
+
+
+# --- Names of models --------------------------------------------------------------------------------------------------
+
+
+async def set_name_rules(connection: Connection, actor: str, provider: str, rules: NameRules) -> None:
+    """Set what may stand around a provider's names, in order of precedence; what was set before is gone."""
+    check_name("provider", provider)
+    for rule in rules:
+        if rule.kind == "prefix":
+            check_name("prefix", rule.text)
+    if len(set(rules)) < len(rules):
+        raise ActRefused("a rule stands twice: the later one would never be asked")
+    async with change(connection, "parties"):
+        await connection.execute("delete from ledger.model_name_rules where provider = %s", [provider])
+        async with connection.cursor() as writer:
+            await writer.executemany(
+                "insert into ledger.model_name_rules (provider, place, kind, text) values (%s, %s, %s, %s)",
+                [(provider, place, rule.kind, rule.text) for place, rule in enumerate(rules, 1)],
+            )
+        await record_act(
+            connection, actor, "models.rules", {"provider": provider, "rules": [str(rule) for rule in rules]}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NameRuleRecord:
+    """What may stand around a provider's names, with its precedence."""
+
+    provider: str
+    place: int
+    rule: NameRule
+
+
+async def list_name_rules(connection: Connection, provider: str | None = None) -> list[NameRuleRecord]:
+    """List rules by provider, in order of precedence."""
+    found = await load_name_rules(connection)
+    return [
+        NameRuleRecord(of, place, rule)
+        for of, rules in found.items()
+        if provider in (None, of)
+        for place, rule in enumerate(rules, 1)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownName:
+    """A name that usage came under and that is nobody's: its entries are unpriced."""
+
+    provider: str
+    name: str
+    entry_count: int
+    first_at: datetime
+    last_at: datetime
+
+
+async def unknown_names(connection: Connection) -> list[UnknownName]:
+    """List the names in the ledger that no model has had, those with most entries first."""
+    async with connection.cursor(row_factory=class_row(UnknownName)) as cursor:
+        await cursor.execute(
+            """
+            select
+                provider,
+                coalesce(reported_model, requested_model) as name,
+                count(*) as entry_count,
+                min(occurred_at) as first_at,
+                max(occurred_at) as last_at
+            from ledger.entries
+            where
+                model is null
+                and kind = 'usage'
+                and provider is not null
+                and coalesce(reported_model, requested_model) is not null
+            group by 1, 2
+            order by 3 desc, 1, 2
+            """
+        )
+        return await cursor.fetchall()
+
+
+async def accept_names(
+    connection: Connection, actor: str, names: Mapping[tuple[str, str], str], source: str, reason: str | None = None
+) -> int:
+    """Make exact names that a person accepted aliases of models that are there; return how many were new.
+
+    Shape: names map (provider, name) to the canonical id. Raises Unknown for a model that is not there, and ActRefused
+    where a name is another model's.
+    """
+    async with change(connection, "parties"):
+        added = 0
+        for (provider, name), model in names.items():
+            check_name("name", name)
+            known = await _model_names(connection, provider)
+            if known.get(model) != model:
+                raise Unknown(f"model of {provider}", model)
+            if known.get(name, model) != model:
+                raise ActRefused(f"{name!r} is a name of model {known[name]} of {provider} already")
+            cursor = await connection.execute(
+                "insert into ledger.model_aliases (provider, alias, model, source) values (%s, %s, %s, %s)"
+                " on conflict do nothing",
+                [provider, name, model, source],
+            )
+            added += cursor.rowcount
+        detail = {"source": source, "names": [[provider, name, model] for (provider, name), model in names.items()]}
+        await record_act(connection, actor, "models.accept", detail, reason)
+    return added
