@@ -13,7 +13,7 @@ from faust.types import TP
 from mode.supervisors import CrashingSupervisor
 
 from ingest.intake import ease_collection
-from ingest.lanes import Lanes, Record
+from ingest.lanes import Lanes, Record, wait_for_topic
 from ledger import failpoints
 from ledger.errors import LedgerError
 
@@ -184,6 +184,8 @@ def run(config: WorkerConfig) -> int:
         handler.addFilter(_Sparingly())
     failpoints.configure(config.failpoints)
     ease_collection()
+    # Faust would end at once without a broker, and its question would make up a topic that is not there.
+    wait_for_topic(config.bootstrap, config.topic)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     app = make_app(config)

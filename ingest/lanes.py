@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from confluent_kafka import TopicCollection
+import psycopg
+from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from ingest.intake import Intake, Message
@@ -19,10 +20,13 @@ from ledger.statements import Refused
 
 log = logging.getLogger("tallystick.worker")
 
+Answer = TypeVar("Answer")
+
 _STARTS_WITHOUT_PROGRESS: Final = 2
 """After so many starts at one position, a worker goes one message at a time and notes each before it touches it."""
 _KILLS: Final = 3
 """A message that was in hand at so many deaths is a dead letter."""
+_PAUSE_SECONDS: Final = 1.0
 _CAREFUL_MESSAGES: Final = 200
 """How far a careful worker goes before it trusts the log again: more than one read can have in hand."""
 
@@ -105,11 +109,20 @@ class Lanes:
         Errors: `PositionLost` when a log starts beyond the position that its feed expects.
         """
         await self.release()
-        log_name = await asyncio.to_thread(name_of_log, self._bootstrap, self._topic)
+        log_name = await self._log_name()
         for partition in sorted(partitions):
-            self._lanes[partition] = await self._claim(f"kafka:{log_name}:{partition}", first_offsets[partition])
+            name, first = f"kafka:{log_name}:{partition}", first_offsets[partition]
+            self._lanes[partition] = await _patiently(lambda name=name, first=first: self._claim(name, first))  # type: ignore[misc]
         self.session += 1
         return self.positions()
+
+    async def _log_name(self) -> str:
+        while True:
+            try:
+                return await asyncio.to_thread(name_of_log, self._bootstrap, self._topic)
+            except KafkaException as error:
+                log.warning("the broker does not name its log (%s); waiting for it", error.args[0].str())
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _claim(self, name: str, first_offset: int) -> Lane:
         connection = await connect(self._url)
@@ -177,15 +190,18 @@ class Lanes:
     async def _noted(self, lane: Lane, message: Message) -> Message:
         """Note a message before it is touched; one that was in hand too often is not read again."""
         assert message.position is not None
-        connection = await connect(self._url)
-        try:
-            times = await feeds.suspect(connection, lane.intake.held, message.position)
-        finally:
-            await connection.close()
+        times = await _patiently(lambda: self._suspect(lane, message.position or 0))
         if times <= _KILLS:
             return message
         log.error("feed %s: message %d is set aside: %s", lane.intake.held.name, message.position, _KILLER.detail)
         return Message(message.body, message.received_at, message.origin, message.position, refused=_KILLER)
+
+    async def _suspect(self, lane: Lane, position: int) -> int:
+        connection = await connect(self._url)
+        try:
+            return await feeds.suspect(connection, lane.intake.held, position)
+        finally:
+            await connection.close()
 
     async def _posted(self, lane: Lane, posting: Any) -> Posted | None:
         try:
@@ -236,6 +252,16 @@ class Lanes:
             log.info("posted %d events in %d batches", self.progress.events, self.progress.batches)
 
 
+async def _patiently(work: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Do something with the database, again and again while it is away."""
+    while True:
+        try:
+            return await work()
+        except psycopg.OperationalError as error:
+            log.warning("the database is away (%s); waiting for it", str(error).partition("\n")[0])
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
 def _by_partition(records: Sequence[Record], session: int) -> dict[int, list[Record]]:
     """Group records by partition, in order, without those read before the last seek."""
     runs: dict[int, list[Record]] = {}
@@ -251,6 +277,20 @@ def _end_of_batch(run: Sequence[Record], start: int, bytes_max: int) -> int:
         size += len(run[end].value)
         end += 1
     return end
+
+
+def wait_for_topic(bootstrap: str, topic: str) -> None:
+    """Wait until the broker answers and has the topic, and say so meanwhile. Blocking."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    while True:
+        try:
+            found = admin.list_topics(topic, timeout=5).topics[topic]
+            if found.error is None and found.partitions:
+                return
+            log.warning("the broker at %s has no topic %s; waiting for it", bootstrap, topic)
+        except KafkaException as error:
+            log.warning("the broker at %s is away (%s); waiting for it", bootstrap, error.args[0].str())
+        time.sleep(_PAUSE_SECONDS)
 
 
 def name_of_log(bootstrap: str, topic: str) -> str:

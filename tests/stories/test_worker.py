@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from ingest.replay import packs, send
 from ledger import feeds
 from ledger.database import connect
-from tallystick.embedded import EmbeddedBroker
+from tallystick.embedded import EmbeddedBroker, free_port
 from tests.factories import event_bytes, make_event
 from tests.support.ledger import Ledger
 from tests.support.worker import WorkerProcess
@@ -267,3 +267,31 @@ async def test_a_worker_stops_and_names_what_the_log_has_lost(
     again = start()
     wait_for(lambda: seen(ledger) == 30, 60, again)
     assert ledger.total() == 30 * PRICE
+
+
+async def test_a_worker_that_starts_before_everything_else_waits_and_says_for_what(ledger: Ledger, tmp_path: Path) -> None:
+    """No broker, then no topic, then no database: each is waited for, and named."""
+    await ledger.add_price(input="2.00", output="8.00")
+    own = EmbeddedBroker(tmp_path, port=free_port())
+    worker = WorkerProcess(
+        tmp_path / "worker",
+        writer_url=ledger.database.url_for("tallystick_writer"),
+        bootstrap=f"127.0.0.1:{own.port}",
+        topic="usage",
+        group="early",
+        session_seconds=3.0,
+    )
+    try:
+        wait_for(lambda: "is away" in worker.said, 30, worker)
+        ledger.superuser.execute("alter role tallystick_writer nologin")
+        with own:
+            own.create_topic("usage", 1)
+            wait_for(lambda: "the database is away" in worker.said, 30, worker)
+            ledger.superuser.execute("alter role tallystick_writer login")
+            send(own.bootstrap, "usage", packs(events(10), 5))
+            wait_for(lambda: seen(ledger) == 10, 60, worker)
+            assert worker.process.poll() is None
+    finally:
+        worker.kill()
+        ledger.superuser.execute("alter role tallystick_writer login")
+    assert ledger.total() == 10 * PRICE
