@@ -21,19 +21,28 @@ class Gather(Generic[Key, Found]):
         self._at_once_max = at_once_max
         self._flights_max = flights_max
         self._waiting: dict[Key, list[asyncio.Future[Found | None]]] = {}
+        self._flying = 0
         self._flights: set[asyncio.Task[None]] = set()
 
     async def get(self, key: Key) -> Found | None:
         """Return what there is under a key, or None."""
         answer: asyncio.Future[Found | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(answer)
-        if len(self._flights) < self._flights_max:
+        if self._flying < self._flights_max:
+            self._flying += 1
             flight = asyncio.create_task(self._fly())
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)
         return await answer
 
     async def _fly(self) -> None:
+        try:
+            await self._read_all()
+        finally:
+            # Counted here and not when the task is seen to be done: whoever asks in between would wait for ever.
+            self._flying -= 1
+
+    async def _read_all(self) -> None:
         while self._waiting:
             keys = list(self._waiting)[: self._at_once_max]
             asked = {key: self._waiting.pop(key) for key in keys}
