@@ -1,5 +1,6 @@
 """`verify` finds nothing where nothing was changed, and names what was, whoever changed it."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -52,6 +53,26 @@ async def test_an_untouched_ledger_holds(ledger: Ledger) -> None:
 
 async def test_an_empty_ledger_holds(database: Database) -> None:
     assert verify(database.url_for("tallystick_operator")).ok
+
+
+async def test_what_is_posted_while_the_proof_runs_does_not_disturb_it(ledger: Ledger) -> None:
+    ledger.superuser.execute("set session_replication_role = origin")
+    url = ledger.database.url_for("tallystick_operator")
+    loop = asyncio.get_running_loop()
+
+    def post(part: str) -> None:
+        """Post a better statement of a known request, and a new request, between one part of the proof and the next."""
+        events = (
+            make_event(f"b-{part}", request_id=f"req-{part}"),
+            make_event(f"v-{part}", request_id="req-a", revision=1),
+        )
+        asyncio.run_coroutine_threadsafe(ledger.post(*events), loop).result(30)
+
+    proved = await asyncio.to_thread(verify, url, on_part=post)
+    assert proved.ok, proved.failures
+    # The first statement, after the first word, takes the snapshot.
+    assert proved.checked["batches"] == 4
+    assert verify(url).checked["batches"] == 3 + 8
 
 
 FIRST = "(select min(entry_id) from ledger.entries)"
