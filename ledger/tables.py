@@ -234,6 +234,32 @@ cards = sa.Table(
     comment="Immutable: a changed price is a new card.",
 )
 
+exchange_rates = sa.Table(
+    "exchange_rates",
+    metadata,
+    sa.Column("exchange_rate_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of recording."),
+    sa.Column(
+        "content_hash",
+        Id,
+        nullable=False,
+        unique=True,
+        comment="Over pair, rate, instant and what it replaces: rate sets name it in their selectors.",
+    ),
+    sa.Column("from_currency", sa.CHAR(3), nullable=False, comment="What is converted."),
+    sa.Column("to_currency", sa.CHAR(3), nullable=False, comment="What it becomes."),
+    sa.Column(
+        "rate", Amount, nullable=False, comment="What one unit of from_currency is in to_currency; never rounded."
+    ),
+    sa.Column("effective_at", Instant, nullable=False, comment="In force from here until the next rate of the pair."),
+    sa.Column("recorded_at", Instant, nullable=False, server_default=now(), comment="Known since."),
+    sa.Column("source_address", sa.Text, nullable=False, comment="Where the rate stands."),
+    sa.Column("checked_on", sa.Date, nullable=False, comment="When somebody last held it against its source."),
+    sa.Column("replaces", Id, comment="content_hash of the rate that this one restates: same pair, same instant."),
+    sa.CheckConstraint("rate > 0", name="rate_is_positive"),
+    sa.CheckConstraint("from_currency <> to_currency", name="currencies_differ"),
+    comment="Immutable: a changed rate is a new row.",
+)
+
 rate_sets = sa.Table(
     "rate_sets",
     metadata,
