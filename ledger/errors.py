@@ -7,7 +7,8 @@ LedgerError
 ├── ActRefused              a command asks for what the rules forbid
 │   ├── Unknown             a command names what is not there
 │   ├── AlreadyThere        a command adds what is there
-│   └── CardRefused         a card breaks a rule of the price book
+│   ├── CardRefused         a card breaks a rule of the price book
+│   └── ExchangeRateRefused a rate between two currencies breaks a rule
 └── ChainBroken             verify found rows that differ from what was posted
 """
 
@@ -65,3 +66,11 @@ class CardRefused(ActRefused):
     def __init__(self, card: str, field: str, rule: str) -> None:
         self.card, self.field, self.rule = card, field, rule
         super().__init__(f"card {card}: {field} {rule}")
+
+
+class ExchangeRateRefused(ActRefused):
+    """A rate between two currencies breaks a rule; nothing of its load is kept."""
+
+    def __init__(self, rate: str, field: str, rule: str) -> None:
+        self.rate, self.field, self.rule = rate, field, rule
+        super().__init__(f"exchange rate {rate}: {field} {rule}")

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ledger.errors import CardRefused
+from ledger.exchange import ExchangeRate, ExchangeRates
 from ledger.keys import digest_uuid
 from ledger.meters import METERS, Unit
 from ledger.money import EXACT, currency_exponent
@@ -28,7 +29,6 @@ Reason = Literal[
     "no_card_in_force",
     "no_rate_for_service_tier",
     "no_rate_in_currency",
-    "markup_in_other_currency",
 ]
 
 STANDARD_TIERS: Final = frozenset({"", "auto", "default", "on_demand", "standard", "unspecified"})
@@ -363,7 +363,8 @@ class RateSet:
     currency: str
     card_hash: str
     selectors: Mapping[str, str]
-    """What chose it inside the card: service tier, region, hours, band; for a markup also the cost set's hash."""
+    """What chose it inside the card: service tier, region, hours, band; for a markup also the cost set's hash, for what
+    was converted the exchange rate's."""
     is_free: bool
     rates: Mapping[str, Rate]
     billing_rules: Mapping[str, str] = field(default_factory=dict)
@@ -528,16 +529,46 @@ def _resolve(card: Card, variants: tuple[Variant, ...], minute: int, input_token
     return make_rate_set(card.book, card.currency, card.content_hash, chosen, rates, body.billing_rules)
 
 
-def _marked_up(card: Card, cost: RateSet) -> RateSet:
-    """Multiply a cost set's exact prices; what was free stays free."""
+def _marked_up(card: Card, cost: RateSet, exchange: ExchangeRate | None) -> RateSet:
+    """Multiply a cost set's exact prices, and convert them where the tenant is charged in another currency.
+
+    What was free stays free. The cost's billing rules hold for the charge too, unless the markup's card has its own.
+    """
     markup = card.body.markup
     assert markup is not None, "only cards with a markup come here"
-    rates = {
-        name: Rate(name, EXACT.multiply(rate.price, markup), rate.per, rate.priced_as)
-        for name, rate in cost.rates.items()
-    }
     selectors = {**cost.selectors, "markup": plain(markup), "cost": cost.content_hash}
-    return make_rate_set(card.book, card.currency, card.content_hash, selectors, rates, card.body.billing_rules)
+    rules = {**_times(cost.billing_rules, markup), **card.body.billing_rules}
+    made = make_rate_set(
+        card.book, cost.currency, card.content_hash, selectors, _times_rates(cost.rates, markup), rules
+    )
+    return made if exchange is None else _converted(made, exchange)
+
+
+def _converted(rate_set: RateSet, exchange: ExchangeRate) -> RateSet:
+    """Return a set in another currency: each price times the rate, exactly, with the rate named in the selectors."""
+    selectors = {**rate_set.selectors, "converted": str(exchange), "exchange_rate": exchange.content_hash}
+    return make_rate_set(
+        rate_set.book,
+        exchange.to_currency,
+        rate_set.card_hash,
+        selectors,
+        _times_rates(rate_set.rates, exchange.rate),
+        _times(rate_set.billing_rules, exchange.rate),
+    )
+
+
+def _times_rates(rates: Mapping[str, Rate], factor: Decimal) -> dict[str, Rate]:
+    return {
+        name: Rate(name, EXACT.multiply(rate.price, factor), rate.per, rate.priced_as) for name, rate in rates.items()
+    }
+
+
+def _times(rules: Mapping[str, str], factor: Decimal) -> dict[str, str]:
+    """Return billing rules with their fee multiplied."""
+    fee = rules.get("fee_per_operation")
+    if fee is None:
+        return dict(rules)
+    return {**rules, "fee_per_operation": plain(EXACT.multiply(Decimal(fee), factor))}
 
 
 # --- The book --------------------------------------------------------------------------------------------------------
@@ -553,6 +584,8 @@ class _Piece:
     variants: tuple[Variant, ...] = ()
     cost: "_Piece | None" = None
     """What a markup multiplies."""
+    exchange: ExchangeRate | None = None
+    """What turns the result into the tenant's currency, where it is in another one."""
     edges: tuple[int, ...] = ()
     """Minutes of the day at which a variant starts or ends, ascending."""
     thresholds: tuple[int, ...] = ()
@@ -575,8 +608,15 @@ class PriceBook:
     `known_at` leaves out what was recorded later: the book as it was known then.
     """
 
-    def __init__(self, version: int, cards: Iterable[Card], known_at: int | None = None) -> None:
+    def __init__(
+        self,
+        version: int,
+        cards: Iterable[Card],
+        known_at: int | None = None,
+        exchange_rates: Iterable[ExchangeRate] = (),
+    ) -> None:
         self.version = version
+        self.exchange_rates = ExchangeRates(exchange_rates, known_at)
         self.cards: Mapping[str, Card] = {
             card.content_hash: card for card in cards if known_at is None or card.recorded_at <= known_at
         }
@@ -666,6 +706,11 @@ class PriceBook:
         if any(card.body.markup is not None for level in levels for chain in level.values() for card in chain):
             cost = self._timeline("cost", asked)
             starts.update(cost.starts)
+        if currency is not None:
+            for other in {
+                card.currency for level in levels for chain in level.values() for card in chain
+            } | _currencies(cost):
+                starts.update(self.exchange_rates.changes(other, currency))
         ordered = sorted(starts)
         not_yet = Unpriced("no_card_in_force", f"the {book} book has no card for {named} at that time")
         timeline = _Timeline(ordered, [_Piece(not_yet)])
@@ -676,14 +721,24 @@ class PriceBook:
             elif isinstance(card, Unpriced):
                 piece = _Piece(card)
             elif card.body.markup is None:
-                piece = self._piece(card, asked)
+                piece = self._piece(card, asked, start, currency)
             else:
                 assert cost is not None, "built above where any card has a markup"
-                piece = self._piece_over_cost(card, cost.pieces[bisect_right(cost.starts, start)])
+                piece = self._piece_over_cost(card, cost.pieces[bisect_right(cost.starts, start)], start, currency)
             timeline.pieces.append(piece)
         return timeline
 
-    def _piece(self, card: Card, asked: Selectors) -> _Piece:
+    def _exchange(self, what: str, has: str, currency: str | None, start: int) -> ExchangeRate | Unpriced | None:
+        """Return the rate that turns a price into the tenant's currency, or None where it is in it already."""
+        if currency is None or has == currency:
+            return None
+        found = self.exchange_rates.in_force(has, currency, start)
+        if found is None:
+            detail = f"{what} is in {has}, the tenant is charged in {currency}, and no exchange rate is in force"
+            return Unpriced("no_rate_in_currency", detail)
+        return found
+
+    def _piece(self, card: Card, asked: Selectors, start: int, currency: str | None) -> _Piece:
         variants = _candidates(card.body, asked.service_tier, asked.region)
         if variants is None:
             detail = f"card {card} has no rates for service tier {asked.service_tier!r}"
@@ -691,15 +746,24 @@ class PriceBook:
         edges = {_minute_of(clock) % _DAY for variant in variants if variant.hours for clock in variant.hours}
         layers: tuple[Body | Variant, ...] = (card.body, *variants)
         thresholds = {band.starts_at for layer in layers for band in layer.bands}
-        piece = _Piece(None, card, variants, None, tuple(sorted(edges)), tuple(sorted(thresholds)))
+        exchange = self._exchange(f"card {card}", card.currency, currency, start)
+        if isinstance(exchange, Unpriced):
+            return _Piece(exchange)
+        piece = _Piece(None, card, variants, None, exchange, tuple(sorted(edges)), tuple(sorted(thresholds)))
         if not edges and not thresholds:
             piece.only = self._cell(piece, 0, 0)
         return piece
 
-    def _piece_over_cost(self, card: Card, cost: _Piece) -> _Piece:
+    def _piece_over_cost(self, card: Card, cost: _Piece, start: int, currency: str | None) -> _Piece:
         if isinstance(cost.only, Unpriced):
             return _Piece(cost.only)
-        piece = _Piece(None, card, (), cost, cost.edges, cost.thresholds)
+        of = cost.only or cost.card
+        assert of is not None, "a piece has an answer or a card"
+        # A factor has no currency: what is converted is the cost, from its own straight into the tenant's.
+        exchange = self._exchange(f"the cost under card {card}", of.currency, currency, start)
+        if isinstance(exchange, Unpriced):
+            return _Piece(exchange)
+        piece = _Piece(None, card, (), cost, exchange, cost.edges, cost.thresholds)
         if not cost.edges and not cost.thresholds:
             piece.only = self._cell(piece, 0, 0)
         return piece
@@ -713,16 +777,11 @@ class PriceBook:
         made: RateSet | Unpriced
         if piece.cost is None:
             made = _resolve(piece.card, piece.variants, minute, input_tokens)
+            if piece.exchange is not None:
+                made = _converted(made, piece.exchange)
         else:
             cost = piece.cost.only or self._cell(piece.cost, minute, input_tokens)
-            if isinstance(cost, Unpriced):
-                made = cost
-            elif cost.currency != piece.card.currency:
-                # A dated rate between the two currencies would be applied here, and named in the selectors.
-                detail = f"card {piece.card} is in {piece.card.currency}, the cost in {cost.currency}"
-                made = Unpriced("markup_in_other_currency", detail)
-            else:
-                made = _marked_up(piece.card, cost)
+            made = cost if isinstance(cost, Unpriced) else _marked_up(piece.card, cost, piece.exchange)
         if isinstance(made, RateSet):
             made = self._rate_sets.setdefault(made.content_hash, made)
         piece.cells[place] = made
@@ -783,11 +842,16 @@ def _slots(book: Book, asked: Selectors, tenant_id: str | None) -> Iterator[Slot
                     yield (book, asked.provider, model, tenant, account, deployment)
 
 
+def _currencies(cost: _Timeline | None) -> set[str]:
+    """Return the currencies that a cost is in, over time."""
+    return set() if cost is None else {piece.card.currency for piece in cost.pieces if piece.card is not None}
+
+
 def _in_force(levels: list[dict[str, list[Card]]], instant: int, currency: str | None) -> Card | Unpriced | None:
     """Return the card that counts at an instant; the exact instant of a change belongs to the new card.
 
-    The first slot that has any card in force decides, whatever its currency: a contract in another currency must not
-    let the plan's price through.
+    The first slot that has any card in force decides, whatever its currency: a contract in another currency is converted,
+    and must not let the plan's price through. A card in the tenant's own currency comes before one that needs converting.
     """
     for level in levels:
         standing = {}
@@ -800,9 +864,11 @@ def _in_force(levels: list[dict[str, list[Card]]], instant: int, currency: str |
         card = standing.get("") or standing.get(currency or "")
         if card is not None:
             return card
-        # Conversion by a dated, immutable rate has its place here; until then there is no price.
-        other = next(iter(standing.values()))
-        return Unpriced(
-            "no_rate_in_currency", f"card {other} is in {other.currency}, the tenant is charged in {currency}"
-        )
+        others = sorted(standing.values(), key=lambda card: card.currency)
+        if currency is None or len(others) > 1:
+            # Which of several prices to convert is for a person to say, by a card in the tenant's currency.
+            listed = ", ".join(card.currency for card in others)
+            detail = f"card {others[0]} is in {listed}, the tenant is charged in {currency}"
+            return Unpriced("no_rate_in_currency", detail)
+        return others[0]
     return None

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from ledger.database import Connection, change, record_act
 from ledger.errors import CardRefused
+from ledger.exchange import ExchangeRate, ExchangeRates
 from ledger.parties import Model
 from ledger.price_book import (
     Book,
@@ -31,7 +32,7 @@ _CARD_COLUMNS: Final = """
 
 
 async def load_price_book(connection: Connection, known_at: int | None = None) -> PriceBook:
-    """Load all cards as a price book; `known_at` leaves out what was recorded after that instant.
+    """Load all cards and exchange rates as a price book; `known_at` leaves out what was recorded after that instant.
 
     The version is read before the cards: if a card is added in between, the version that we hold is the older one, and
     `post` has the batch made again rather than trusting a book that lacks the card.
@@ -39,7 +40,7 @@ async def load_price_book(connection: Connection, known_at: int | None = None) -
     cursor = await connection.execute("select prices from ledger.versions")
     row = await cursor.fetchone()
     version = int(row[0]) if row else 0
-    return PriceBook(version, await read_cards(connection), known_at)
+    return PriceBook(version, await read_cards(connection), known_at, await read_exchange_rates(connection))
 
 
 async def read_cards(
@@ -208,6 +209,77 @@ def withdrawal_of(card: Card, effective_at: int, source_address: str, checked_on
         source_address=source_address,
         checked_on=checked_on,
     )
+
+
+# --- Exchange rates --------------------------------------------------------------------------------------------------
+
+
+async def read_exchange_rates(connection: Connection) -> list[ExchangeRate]:
+    """Return all exchange rates, by pair and in order of time."""
+    cursor = await connection.execute(
+        """
+        select
+            from_currency, to_currency, rate,
+            (extract(epoch from effective_at) * 1000000)::bigint,
+            source_address, checked_on, replaces::text,
+            (extract(epoch from recorded_at) * 1000000)::bigint
+        from ledger.exchange_rates
+        order by from_currency, to_currency, effective_at, exchange_rate_id
+        """
+    )
+    return [
+        ExchangeRate(
+            from_currency=row[0],
+            to_currency=row[1],
+            rate=row[2],
+            effective_at=row[3],
+            source_address=row[4],
+            checked_on=row[5],
+            replaces=row[6],
+            recorded_at=row[7],
+        )
+        async for row in cursor
+    ]
+
+
+async def save_exchange_rates(
+    connection: Connection, rates: Iterable[ExchangeRate], actor: str, reason: str | None = None
+) -> int:
+    """Add rates that are not there yet and return how many; nothing is kept if one of them is refused.
+
+    Takes the calendar lock alone, so that no batch is posted between two rates.
+    """
+    async with change(connection, "prices"):
+        known = await read_exchange_rates(connection)
+        hashes = {rate.content_hash for rate in known}
+        added = list({rate.content_hash: rate for rate in rates if rate.content_hash not in hashes}.values())
+        ExchangeRates([*known, *added])
+        async with connection.cursor() as writer:
+            await writer.executemany(
+                """
+                insert into ledger.exchange_rates (
+                    content_hash, from_currency, to_currency, rate, effective_at, source_address, checked_on, replaces
+                )
+                values (%s, %s, %s, %s, %s, %s, %s, %s)
+                """,
+                [
+                    (
+                        rate.content_hash,
+                        rate.from_currency,
+                        rate.to_currency,
+                        rate.rate,
+                        from_micros(rate.effective_at),
+                        rate.source_address,
+                        rate.checked_on,
+                        rate.replaces,
+                    )
+                    for rate in added
+                ],
+            )
+        await record_act(
+            connection, actor, "exchange_rates.add", {"rates": [rate.content_hash for rate in added]}, reason
+        )
+    return len(added)
 
 
 # --- Rate sets -------------------------------------------------------------------------------------------------------

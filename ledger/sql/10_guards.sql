@@ -40,6 +40,10 @@ before update or delete on ledger.cards
 for each row execute function ledger.refuse_change();
 
 create or replace trigger refuse_change
+before update or delete on ledger.exchange_rates
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_change
 before update or delete on ledger.acts
 for each row execute function ledger.refuse_change();
 
@@ -69,6 +73,10 @@ for each statement execute function ledger.refuse_change();
 
 create or replace trigger refuse_truncate
 before truncate on ledger.cards
+for each statement execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on ledger.exchange_rates
 for each statement execute function ledger.refuse_change();
 
 -- No row enters a closed period, whoever inserts it. The name puts this before the budgets' trigger.

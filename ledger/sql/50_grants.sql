@@ -11,8 +11,8 @@ grant update (rank, best_event_key) on ledger.requests to tallystick_writer;
 grant update (repeats, last_at) on ledger.dead_letters to tallystick_writer;
 grant update on ledger.feeds to tallystick_writer;
 grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
-    ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.model_name_rules, ledger.periods,
-    ledger.cards, ledger.api_keys
+    ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.model_name_rules,
+    ledger.periods, ledger.cards, ledger.exchange_rates, ledger.api_keys
     to tallystick_writer;
 grant usage on all sequences in schema ledger to tallystick_writer;
 
@@ -23,7 +23,8 @@ grant insert, update on ledger.versions, ledger.entities, ledger.tenants, ledger
     ledger.feeds, ledger.subjects, ledger.reader_tenants
     to tallystick_operator;
 grant delete on ledger.source_tenants, ledger.reader_tenants, ledger.model_name_rules to tallystick_operator;
-grant insert on ledger.model_name_rules, ledger.cards, ledger.acts, ledger.rate_sets, ledger.rates to tallystick_operator;
+grant insert on ledger.model_name_rules, ledger.cards, ledger.exchange_rates, ledger.acts, ledger.rate_sets, ledger.rates
+    to tallystick_operator;
 grant update (owner, note, resolved_at) on ledger.dead_letters to tallystick_operator;
 grant usage on all sequences in schema ledger to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
@@ -38,9 +39,9 @@ grant select on ledger.alembic_version to tallystick_api;
 
 -- People and reports.
 grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch_digests, ledger.feeds, ledger.requests,
-    ledger.event_keys, ledger.rate_sets, ledger.rates, ledger.cards, ledger.models, ledger.model_aliases,
-    ledger.model_name_rules, ledger.sources, ledger.source_tenants, ledger.provider_accounts, ledger.tenants, ledger.tenant_versions, ledger.entities,
-    ledger.periods, ledger.node_windows, ledger.versions
+    ledger.event_keys, ledger.rate_sets, ledger.rates, ledger.cards, ledger.exchange_rates, ledger.models,
+    ledger.model_aliases, ledger.model_name_rules, ledger.sources, ledger.source_tenants, ledger.provider_accounts,
+    ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
 grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, first_hash, second_hash, batch_id, first_at,
     last_at, repeats, owner, note, resolved_at) on ledger.dead_letters to tallystick_analyst, tallystick_rollup;

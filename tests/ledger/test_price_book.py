@@ -325,7 +325,7 @@ def test_a_charge_in_another_currency_is_unpriced_and_does_not_let_a_wider_price
     assert why_unpriced([*CHARGES, contract], "charge", **asked) == "no_rate_in_currency"
     assert rate_set([*CHARGES, contract], "charge", tenant_id="t-euro", currency="EUR").currency == "EUR"
     markup = make_card(None, book="charge", provider="openai", model=None, currency="EUR", markup=Decimal(1))
-    assert why_unpriced([CHARGES[0], markup], "charge", tenant_id="t", currency="EUR") == "markup_in_other_currency"
+    assert why_unpriced([CHARGES[0], markup], "charge", tenant_id="t", currency="EUR") == "no_rate_in_currency"
 
 
 def test_two_plans_in_two_currencies_live_side_by_side() -> None:
