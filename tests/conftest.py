@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ledger import failpoints
 from tallystick.embedded import EmbeddedBroker, EmbeddedPostgres
 from tests.support import databases
 from tests.support import kafka4 as kafka4_support
-from tests.support.ledger import Ledger
+from tests.support.ledger import Failpoint, Ledger
 
 # A busy machine makes inputs slowly, which says nothing about the code; and what failed must fail again.
 settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -86,3 +87,17 @@ def ledger(database: databases.Database) -> Iterator[Ledger]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def failpoint() -> Iterator[Failpoint]:
+    """Sets failpoints of this process; none outlives the test."""
+    names: list[str] = []
+
+    def set_one(name: str, action: failpoints.Action) -> None:
+        names.append(name)
+        failpoints.set_failpoint(name, action)
+
+    yield set_one
+    for name in names:
+        failpoints.set_failpoint(name, None)

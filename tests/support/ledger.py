@@ -1,6 +1,7 @@
 """A ledger to try things on: parties, periods and prices by short calls, events posted by the road that everybody uses."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Self
@@ -11,6 +12,8 @@ from ingest.intake import Intake, Message
 from ingest.usage_events import Speaker
 from ledger import feeds
 from ledger.database import connect
+from ledger.entries import COLUMNS
+from ledger.failpoints import Action
 from ledger.posting import Posted
 from ledger.price_book import Body, Card
 from ledger.price_store import insert_cards
@@ -20,6 +23,10 @@ from tests.ledger.prices import make_card, per_million
 from tests.support.databases import Database
 
 RECEIVED = "2026-01-15T10:01:00Z"
+
+
+Failpoint = Callable[[str, Action], None]
+"""Sets what happens at a named place of the code, until the test ends."""
 
 
 class Ledger:
@@ -152,28 +159,49 @@ class Ledger:
 
     # --- Posting -----------------------------------------------------------------------------------------------------
 
-    async def post(
-        self, *events: dict[str, Any], received_at: str = RECEIVED, speaker: Speaker | None = None
-    ) -> Posted:
-        """Post events as one message; a single one stands alone."""
-        return await self.post_bytes(event_bytes(*events), received_at=received_at, speaker=speaker)
-
-    async def post_bytes(
-        self, *bodies: bytes, received_at: str = RECEIVED, speaker: Speaker | None = None, origin: str = "test"
-    ) -> Posted:
-        """Post messages as one batch."""
+    @asynccontextmanager
+    async def intake(
+        self, feed: str = "file:test", *, kind: feeds.FeedKind = "file", url: str | None = None
+    ) -> AsyncIterator[Intake]:
+        """Claim a feed as the writer does, and post to it by the road that everybody uses."""
         connection = await connect(self.database.url_for("tallystick_writer"))
         try:
-            held = await feeds.claim(connection, "file", "file:test")
+            held = await feeds.claim(connection, kind, feed)
         finally:
             await connection.close()
-        intake = await Intake.open(self.database.url_for("tallystick_writer"), held, patience=5)
+        intake = await Intake.open(url or self.database.url_for("tallystick_writer"), held, patience=5)
         try:
-            received = parse_rfc3339(received_at)
-            reading = await intake.read([Message(body, received, origin, speaker=speaker) for body in bodies])
-            return await intake.post(reading)
+            yield intake
         finally:
             await intake.close()
+
+    def message(self, *events: dict[str, Any], received_at: str = RECEIVED, position: int | None = None) -> Message:
+        """Events as one message."""
+        return Message(event_bytes(*events), parse_rfc3339(received_at), "test", position)
+
+    async def post(
+        self,
+        *events: dict[str, Any],
+        received_at: str = RECEIVED,
+        speaker: Speaker | None = None,
+        feed: str = "file:test",
+    ) -> Posted:
+        """Post events as one message; a single one stands alone."""
+        return await self.post_bytes(event_bytes(*events), received_at=received_at, speaker=speaker, feed=feed)
+
+    async def post_bytes(
+        self,
+        *bodies: bytes,
+        received_at: str = RECEIVED,
+        speaker: Speaker | None = None,
+        origin: str = "test",
+        feed: str = "file:test",
+    ) -> Posted:
+        """Post messages as one batch."""
+        received = parse_rfc3339(received_at)
+        async with self.intake(feed) as intake:
+            reading = await intake.read([Message(body, received, origin, speaker=speaker) for body in bodies])
+            return await intake.post(reading)
 
     # --- Reading -----------------------------------------------------------------------------------------------------
 
@@ -189,6 +217,48 @@ class Ledger:
         """The sum of a book's amounts, over all entries."""
         return Decimal(self.value(f"select coalesce(sum({book}_amount), 0) from ledger.entries"))
 
+    def requests(self, *columns: str, book: str = "charge") -> dict[Any, tuple[int, Decimal | None]]:
+        """Fold the ledger by text columns: (requests, amount) by their values, without what folds to nothing.
+
+        The amount is None where a request of the group is unpriced.
+        """
+        listed = ", ".join(columns)
+        rows = self.rows(
+            f"select {listed}, sum(request_count), coalesce(sum({book}_amount), 0),"
+            f" coalesce(sum(request_count) filter (where {book}_amount is null), 0)"
+            f" from ledger.entries group by {listed}"
+        )
+        return {
+            row[0] if len(columns) == 1 else row[:-3]: (row[-3], None if row[-1] else row[-2])
+            for row in rows
+            if row[-3] or row[-2] or row[-1]
+        }
+
+    def budgets_that_differ(self) -> list[tuple[Any, ...]]:
+        """Windows that are not what the ledger folds to: (budget, group, window, posted, folded)."""
+        return self.rows(
+            "select budget_id, group_key, window_start, w.posted, f.posted"
+            " from quotas.windows as w"
+            " full join (select f.* from quotas.budgets as b, quotas.fold_windows(b.budget_id) as f) as f"
+            " using (budget_id, group_key, window_start)"
+            " where coalesce(w.posted, 0) <> coalesce(f.posted, 0)"
+            " or coalesce(w.unpriced_count, 0) <> coalesce(f.unpriced_count, 0)"
+        )
+
+    def printed(self, batch_id: int | None = None) -> dict[tuple[int, date], bytes]:
+        """The entries as Postgres prints them, by batch and period, in entry_id order."""
+        found: dict[tuple[int, date], bytes] = {}
+        pairs = self.rows("select distinct batch_id, posting_period from ledger.entries order by 1, 2")
+        for batch, period in pairs:
+            if batch_id in (None, batch):
+                statement = (
+                    f"copy (select {', '.join(COLUMNS)} from ledger.entries where batch_id = {batch}"
+                    f" and posting_period = '{period}' order by entry_id) to stdout"
+                )
+                with self.superuser.cursor().copy(statement) as copy:
+                    found[batch, period] = b"".join(bytes(data) for data in copy)
+        return found
+
     def outcomes(self, posted: Posted) -> list[str]:
         return [result.outcome for result in posted.results]
 
@@ -198,4 +268,4 @@ def now() -> int:
     return micros(datetime.now(UTC))
 
 
-__all__ = ["RECEIVED", "Body", "Ledger", "now"]
+__all__ = ["RECEIVED", "Body", "Failpoint", "Ledger", "now"]
