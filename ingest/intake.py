@@ -22,8 +22,13 @@ from ledger.statements import DeadLetter, Item, Refused, Window
 log = logging.getLogger("tallystick.ingest")
 
 _TRIES: Final = 8
+_SHORTEST_PAUSE_SECONDS: Final = 0.05
 _EVENTS_AT_ONCE: Final = 100
 _LONGEST_PAUSE_SECONDS: Final = 2.0
+_ITEMS_PER_BATCH: Final = 16_384
+"""A batch numbers 65,536 rows, and an item becomes two in nearly all cases: one that goes, one that comes."""
+_SET_ASIDE_MAX: Final = 64
+"""More items than this are not at fault one by one: something else is wrong, and a person must look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Reading:
     books: Books
     expected_position: int | None
     next_position: int | None
+    span: tuple[int, int] | None = None
+    """Set where this is a part of what the messages say: from which item of all, and up to which."""
     _bodies: dict[int, list[bytes]] = field(default_factory=dict, compare=False, repr=False)
     """Messages cut into events, once for all their conflicts."""
 
@@ -78,6 +85,31 @@ class Reading:
         missing = Missing()
         prepared = prepare(self.books, items, missing)
         return replace(self, items=items, places=places, prepared=prepared, missing=missing)
+
+    def with_ids(self) -> "Reading":
+        """Return a reading whose prices name the ids that were missing."""
+        return self.with_items(self.items, self.places)
+
+    def part(self, low: int, high: int) -> "Reading":
+        """Return the reading of some of its items; only the part with the last item moves the position."""
+        start = self.span[0] if self.span else 0
+        return replace(
+            self,
+            items=self.items[low:high],
+            places=self.places[low:high],
+            prepared=self.prepared[low:high],
+            next_position=self.next_position if high == len(self.items) else self.expected_position,
+            span=(start + low, start + high),
+        )
+
+    def parts(self) -> "list[Reading]":
+        """Return it in pieces that one batch can hold."""
+        if len(self.items) <= _ITEMS_PER_BATCH:
+            return [self]
+        return [
+            self.part(low, min(low + _ITEMS_PER_BATCH, len(self.items)))
+            for low in range(0, len(self.items), _ITEMS_PER_BATCH)
+        ]
 
     def batch(self) -> Batch:
         return Batch(
@@ -155,60 +187,94 @@ class Intake:
     async def post(self, reading: Reading) -> Posted:
         """Post a reading; return what became of each item.
 
+        A reading that is too large for one batch goes as several; its position moves with the last of them.
         Errors: `Fenced` when the feed was claimed by somebody else, `psycopg.Error` when the database stays away or
-        refuses what no single row explains. Either way nothing of the reading is posted.
+        refuses what no single item explains. Either way nothing of the batch at fault is posted.
         """
+        posted = [await self._post_patiently(part) for part in reading.parts()]
+        if len(posted) == 1:
+            return posted[0]
+        return replace(
+            posted[-1],
+            results=[result for part in posted for result in part.results],
+            entry_count=sum(part.entry_count for part in posted),
+        )
+
+    async def _post_patiently(self, reading: Reading) -> Posted:
         started = time.monotonic()
-        attempt = 0
+        tries = collisions = set_aside = 0
+        pause = _SHORTEST_PAUSE_SECONDS
+        is_stale = False
+        unknown: CommitUnknown | None = None
+        refusal: psycopg.Error | None = None
         while True:
-            attempt += 1
+            # Whatever a failure calls for is done inside the `try`, since it may fail in turn.
             try:
+                if self._connection.closed:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                    self._connection = await connect(self._url)
+                if unknown is not None:
+                    if await self._was_committed(unknown):
+                        return unknown.posted
+                    unknown = None
+                if is_stale:
+                    failpoints.hit("post.stale")
+                    self.books, is_stale = await load_books(self._connection), False
+                if reading.books is not self.books:
+                    reading = await self._again(reading)
+                if refusal is not None:
+                    reading = await self._without_the_bad_item(reading, refusal)
+                    refusal, tries = None, 0
                 return await self._post_once(reading)
             except StaleBooks:
-                self.books = await load_books(self._connection)
-                reading = await self._again(reading)
-            except CommitUnknown as unknown:
-                await self._reconnect(started)
-                if await self._was_committed(unknown):
-                    return unknown.posted
+                refusal, is_stale = None, True
+            except CommitUnknown as error:
+                unknown = error
+                await self._connection.close()
             except psycopg.Error as error:
+                refusal = None
                 remedy = remedy_for(error)
                 if remedy == "stop":
                     raise
                 if remedy == "bisect":
-                    reading = await self._without_the_bad_row(reading, error)
-                elif self._connection.closed:
+                    set_aside += 1
+                    if set_aside > _SET_ASIDE_MAX:
+                        raise
+                    refusal = error
+                elif self._is_away(error):
+                    if self._patience is not None and time.monotonic() - started > self._patience:
+                        raise
                     log.warning("the database is away (%s); waiting for it", _first_line(error))
-                    await self._reconnect(started)
-                elif attempt >= _TRIES:
-                    raise
-                else:
+                    await self._connection.close()
+                elif isinstance(error, psycopg.errors.UniqueViolation):
+                    # Another feed was first with one of our keys and has committed: each time there are fewer to lose.
+                    collisions += 1
+                    if collisions > len(reading.items) + _TRIES:
+                        raise
+                elif tries < _TRIES:
+                    tries += 1
                     log.info("the database did not take a batch (%s); again", error.sqlstate)
-                    await asyncio.sleep(min(0.02 * 2**attempt, _LONGEST_PAUSE_SECONDS))
+                    await asyncio.sleep(min(_SHORTEST_PAUSE_SECONDS * 2**tries, _LONGEST_PAUSE_SECONDS))
+                else:
+                    raise
+
+    def _is_away(self, error: psycopg.Error) -> bool:
+        state = error.sqlstate
+        if state is None:
+            return self._connection.closed or isinstance(error, psycopg.OperationalError)
+        return self._connection.closed or state.startswith(("08", "57P"))
 
     async def _again(self, reading: Reading) -> Reading:
-        return await read(reading.messages, self.books, reading.expected_position, reading.next_position)
+        again = await read(reading.messages, self.books, reading.expected_position, reading.next_position)
+        return again.part(*reading.span) if reading.span else again
 
     async def _post_once(self, reading: Reading, *, keep: bool = True) -> Posted:
-        if reading.missing:
-            await ensure_ids(self._connection, reading.books, reading.missing.rate_sets, reading.missing.subjects)
-            reading = reading.with_items(reading.items, reading.places)
+        while reading.missing:
+            missing = reading.missing
+            await ensure_ids(self._connection, reading.books, missing.rate_sets, missing.subjects)
+            reading = reading.with_ids()
         return await post(self._connection, self.held, reading.batch(), reading.books, keep=keep)
-
-    async def _reconnect(self, started: float) -> None:
-        """Open a new connection, again and again while there is patience."""
-        await self._connection.close()
-        pause = 0.05
-        while True:
-            try:
-                self._connection = await connect(self._url)
-                return
-            except psycopg.OperationalError as error:
-                if self._patience is not None and time.monotonic() - started > self._patience:
-                    raise
-                log.warning("the database is away (%s); waiting for it", _first_line(error))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _was_committed(self, unknown: CommitUnknown) -> bool:
         """Ask by (feed, number, hash) whether a batch whose commit was not answered is there."""
@@ -227,31 +293,38 @@ class Intake:
             self.held.next_position = unknown.posted.next_position
         return is_there
 
-    async def _without_the_bad_row(self, reading: Reading, error: psycopg.Error) -> Reading:
-        """Find the item that the database refuses, by halves in transactions that are rolled back, and set it aside."""
-        low, high = 0, len(reading.items)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if await self._is_refused(reading, low, middle):
-                high = middle
+    async def _without_the_bad_item(self, reading: Reading, refusal: psycopg.Error) -> Reading:
+        """Find the first item with which the database refuses the batch, and set it aside.
+
+        By halves, in transactions that are rolled back. Each try begins with the first item: what comes before decides
+        what an item does, and a sum that becomes too large does so at one item.
+        """
+        taken, refused_at = 0, len(reading.items)
+        if await self._refusal_of(reading.part(0, 0)) is not None:
+            # Refused even while empty: no item is at fault.
+            raise refusal
+        while refused_at - taken > 1:
+            middle = (taken + refused_at) // 2
+            why = await self._refusal_of(reading.part(0, middle))
+            if why is None:
+                taken = middle
             else:
-                low = middle
-        message = (error.diag.message_primary or str(error)).replace("\n", " ")
-        refused = Refused("database_refused", f"{error.sqlstate}: {message}")
-        log.warning("one event was set aside as a dead letter: %s", refused.detail)
+                refused_at, refusal = middle, why
+        message = (refusal.diag.message_primary or str(refusal)).replace("\n", " ")
+        why_not = Refused("database_refused", f"{refusal.sqlstate}: {message}")
+        log.warning("one event was set aside as a dead letter: %s", why_not.detail)
         items = list(reading.items)
-        items[low] = DeadLetter(reading.body_of(low), refused)
+        items[taken] = DeadLetter(reading.body_of(taken), why_not)
         return reading.with_items(items, reading.places)
 
-    async def _is_refused(self, reading: Reading, low: int, high: int) -> bool:
-        part = reading.with_items(reading.items[low:high], reading.places[low:high])
+    async def _refusal_of(self, reading: Reading) -> psycopg.Error | None:
         try:
-            await self._post_once(part, keep=False)
+            await self._post_once(reading, keep=False)
         except psycopg.Error as error:
             if remedy_for(error) != "bisect":
                 raise
-            return True
-        return False
+            return error
+        return None
 
 
 def _first_line(error: Exception) -> str:

@@ -48,14 +48,14 @@ Remedy = Literal["retry", "bisect", "stop"]
 
 # Classes of SQLSTATE. Source: PostgreSQL 18 manual, appendix A.
 _RETRY: Final = ("08", "40", "53", "57P", "55P03", "25P03", "23505", "58")
-_BISECT: Final = ("22", "23")
+_BISECT: Final = ("22", "23", "54")
 
 
 def remedy_for(error: psycopg.Error) -> Remedy:
     """Return what to do with a batch that the database refused.
 
     retry: the state outside is at fault (connection, deadlock, resources, a key that another writer took first).
-    bisect: one row is at fault (a value or a constraint); it is found and set aside.
+    bisect: one row is at fault (a value, a constraint, a text too long for an index); it is found and set aside.
     stop: anything else; a person must look, and nothing is skipped.
     """
     state = error.sqlstate
@@ -63,4 +63,7 @@ def remedy_for(error: psycopg.Error) -> Remedy:
         return "retry" if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else "stop"
     if state.startswith(_RETRY):
         return "retry"
+    if state == "23514" and error.diag.constraint_name is None:
+        # No check of ours: the month has no partition yet, which is no row's fault.
+        return "stop"
     return "bisect" if state.startswith(_BISECT) else "stop"

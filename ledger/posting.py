@@ -524,6 +524,7 @@ async def _post_once(
         writing.take_all()
         if missing:
             raise _IdsMissing
+        failpoints.hit("post.before_keys")
         await _write_around(connection, writing)
         digests = {period: "".join(listed).encode() for period, listed in writing.lines.items()}
         batch_hash = chain.batch_hash(
