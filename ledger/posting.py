@@ -772,18 +772,58 @@ async def _write_windows(connection: Connection, writing: _Writing) -> None:
 
 
 async def _write_letters(connection: Connection, writing: _Writing) -> None:
-    """Keep what could not be posted; the same bytes from the same origin are one letter with a count of repeats."""
+    """Keep what could not be posted; the same bytes from the same origin are one letter with a count of repeats.
+
+    A repeat says what stands in the way now, and brings back bytes that have expired.
+    """
+    if not writing.letters:
+        return
+    times: Counter[tuple[str, bytes]] = Counter()
+    latest: dict[tuple[str, bytes], _Letter] = {}
     for letter in writing.letters:
-        at = from_micros(writing.recorded_at)
-        await connection.execute(
-            "insert into ledger.dead_letters as d (origin, bytes_hash, bytes, reason, detail, event_key, first_hash,"
-            " second_hash, batch_id, first_at, last_at) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-            " on conflict (origin, bytes_hash) do update set repeats = d.repeats + 1, last_at = excluded.last_at",
-            [
-                letter.origin, sha256(letter.body).digest(), letter.body, letter.refused.reason, letter.refused.detail,
-                letter.event_key, letter.first_hash, letter.second_hash, writing.batch_id, at, at,
-            ],
-        )  # fmt: skip
+        key = (letter.origin, sha256(letter.body).digest())
+        times[key] += 1
+        latest[key] = letter
+    # In order, so that two feeds that bring the same letters wait for each other and never in a ring.
+    keys = sorted(latest)
+    letters = [latest[key] for key in keys]
+    await connection.execute(
+        _KEEP_LETTERS,
+        {
+            "origins": [origin for origin, _ in keys],
+            "hashes": [bytes_hash for _, bytes_hash in keys],
+            "bodies": [letter.body for letter in letters],
+            "reasons": [letter.refused.reason for letter in letters],
+            "details": [letter.refused.detail for letter in letters],
+            "event_keys": [letter.event_key for letter in letters],
+            "first_hashes": [letter.first_hash for letter in letters],
+            "second_hashes": [letter.second_hash for letter in letters],
+            "repeats": [times[key] - 1 for key in keys],
+            "batch_id": writing.batch_id,
+            "at": from_micros(writing.recorded_at),
+        },
+    )
+
+
+_KEEP_LETTERS: Final = """
+insert into ledger.dead_letters as d (
+    origin, bytes_hash, bytes, reason, detail, event_key, first_hash, second_hash, repeats, batch_id, first_at, last_at
+)
+select n.*, %(batch_id)s, %(at)s, %(at)s
+from unnest(
+    %(origins)s::text[], %(hashes)s::bytea[], %(bodies)s::bytea[], %(reasons)s::text[], %(details)s::text[],
+    %(event_keys)s::uuid[], %(first_hashes)s::uuid[], %(second_hashes)s::uuid[], %(repeats)s::bigint[]
+) as n
+on conflict (origin, bytes_hash) do update set
+    repeats = d.repeats + 1 + excluded.repeats,
+    last_at = excluded.last_at,
+    bytes = coalesce(d.bytes, excluded.bytes),
+    reason = excluded.reason,
+    detail = excluded.detail,
+    event_key = excluded.event_key,
+    first_hash = excluded.first_hash,
+    second_hash = excluded.second_hash
+"""
 
 
 async def _write_batch(

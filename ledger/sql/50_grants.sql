@@ -8,7 +8,8 @@ grant select, insert on ledger.entries, ledger.event_keys, ledger.batches, ledge
     ledger.requests, ledger.dead_letters, ledger.node_windows, ledger.feeds, ledger.rate_sets, ledger.rates, ledger.subjects
     to tallystick_writer;
 grant update (rank, best_event_key) on ledger.requests to tallystick_writer;
-grant update (repeats, last_at) on ledger.dead_letters to tallystick_writer;
+grant update (repeats, last_at, bytes, reason, detail, event_key, first_hash, second_hash) on ledger.dead_letters
+    to tallystick_writer;
 grant update on ledger.feeds to tallystick_writer;
 grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
     ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.model_name_rules,
