@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from ledger.database import Connection
 from ledger.model_names import NameRule, NameRules
@@ -10,6 +11,9 @@ from ledger.parties import Calendar, Model, Parties, Period, Source, Tenant, Ten
 from ledger.price_book import PriceBook, RateSet
 from ledger.price_store import ensure_rate_sets, load_price_book
 from ledger.times import micros
+
+SUBJECTS_KEPT_MAX: Final = 500_000
+"""More than one batch can name, so that asking twice is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +131,18 @@ async def ensure_ids(
     rate_sets: Mapping[str, RateSet],
     subjects: Iterable[tuple[str, str]],
 ) -> None:
-    """Give ids to rate sets and subjects that have none yet, in a transaction of its own, and remember them."""
+    """Give ids to rate sets and subjects that have none yet, in a transaction of its own, and remember them.
+
+    What was remembered may be forgotten to keep the memory in bounds: ask again until nothing is missing.
+    """
     if rate_sets:
         books.rate_set_ids.update(await ensure_rate_sets(connection, list(rate_sets.values())))
-    wanted = list(subjects)
+    # In one order everywhere, so that two writers who add the same subjects never wait in a ring.
+    wanted = sorted(subjects)
     if wanted:
+        # Users come from outside and without end.
+        if len(books.subject_ids) >= SUBJECTS_KEPT_MAX:
+            books.subject_ids.clear()
         tenants, hashes = [tenant for tenant, _ in wanted], [user_hash for _, user_hash in wanted]
         async with connection.transaction():
             await connection.execute(
