@@ -201,6 +201,7 @@ def grain(entry: Entry) -> tuple[Any, ...]:
     """Return everything of an entry that a true-up must not mix: what is not a number that folds."""
     return (
         entry.dimensions,
+        entry.local_date,
         entry.subject_id,
         entry.tags,
         entry.attempt,

@@ -3,6 +3,7 @@
 LedgerError
 ├── Fenced                  another writer has claimed the feed
 ├── PositionLost            messages between two positions are gone
+├── BatchTooLarge           a batch makes more rows than it can number
 ├── StaleBooks              parties, prices, periods or budgets changed since the batch was made
 ├── ActRefused              a command asks for what the rules forbid
 │   ├── Unknown             a command names what is not there
@@ -34,6 +35,14 @@ class PositionLost(LedgerError):
             f"feed {feed} expects position {expected}, but the log now starts at {first}: positions {expected} to {first - 1} "
             f"are lost; `tallystick feeds start-here` accepts the loss, by name and reason"
         )
+
+
+class BatchTooLarge(LedgerError):
+    """A batch makes more rows than it can number."""
+
+    def __init__(self, rows_max: int) -> None:
+        self.rows_max = rows_max
+        super().__init__(f"a batch can number {rows_max} rows, this one makes more; post it in parts")
 
 
 class StaleBooks(LedgerError):

@@ -137,6 +137,11 @@ class Calendar:
     periods: Mapping[str, tuple[Period, ...]]
     """By tenant, in order of time."""
 
+    def taking(self, tenant_id: str, recorded_at: int) -> tuple[list[int], list[date]]:
+        """Return the periods that still take entries: their ends, ascending, and their names."""
+        taking = [p for p in self.periods.get(tenant_id, ()) if not p.is_closed and p.grace_until > recorded_at]
+        return [period.ends_at for period in taking], [period.posting_period for period in taking]
+
     def posting_period(self, tenant_id: str, occurred_at: int, recorded_at: int) -> date | None:
         """Return the first period, not before that of `occurred_at`, that still takes entries; None if there is none yet."""
         for period in self.periods.get(tenant_id, ()):

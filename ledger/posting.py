@@ -5,6 +5,7 @@ entries, whose triggers refuse closed periods and move budget windows by id.
 """
 
 import contextlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,17 @@ from ledger import chain, failpoints
 from ledger.books import Books, ensure_ids
 from ledger.database import CALENDAR_LOCK, Connection
 from ledger.entries import COLUMNS, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
-from ledger.errors import Fenced, LedgerError, StaleBooks
+from ledger.errors import BatchTooLarge, Fenced, LedgerError, StaleBooks
 from ledger.feeds import Claim
 from ledger.keys import digest_uuid
-from ledger.meters import COLUMN_METERS, Quantities, input_tokens, output_tokens
+from ledger.meters import (
+    COLUMN_METERS,
+    INPUT_TOKEN_METERS,
+    OUTPUT_TOKEN_METERS,
+    Quantities,
+    input_tokens,
+    output_tokens,
+)
 from ledger.money import EXACT
 from ledger.price_book import RateSet, Selectors, Unpriced
 from ledger.pricing import amount_of, unpriced_meters
@@ -326,7 +334,8 @@ class _Writing:
     letters: list[_Letter] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     missing: Missing = field(default_factory=Missing)
-    periods: dict[tuple[str, date], date | None] = field(default_factory=dict)
+    periods: dict[str, tuple[list[int], list[date]]] = field(default_factory=dict)
+    """By tenant: ends and names of the periods that take entries."""
     ordinal: int = 0
 
     def take_all(self) -> None:
@@ -381,7 +390,7 @@ class _Writing:
             period = self._period(item.entries[0], statement.occurred_at)
             if period is None:
                 return self._refuse(self.batch.body_of(index), _NO_OPEN_PERIOD, index)
-            self._claim(statement.event_key, statement.content_hash)
+            self._accept(statement)
             first = self._write(item.entries, item.tails, period)
             if statement.request_key is not None and statement.claims_request:
                 self.requests[statement.request_key] = _Request(
@@ -407,25 +416,28 @@ class _Writing:
         if statement.occurred_at != request.occurred_at:
             # Price date, windows and occurred_at are those of the first entry of the request.
             entries = price_statement(self.books, statement, request.occurred_at, "usage", self.missing)
-        period = self._period(entries[0], request.occurred_at)
-        if period is None:
-            return self._refuse(self.batch.body_of(index), _NO_OPEN_PERIOD, index)
         beats = statement.claims_request and statement.rank > request.rank
         flags: tuple[str, ...] = ()
         if beats and self._needs_a_person(statement, request):
             beats, flags = False, ("proposed",)
-        if not beats:
-            entries = [as_evidence(entry, *flags) if entry.kind != "evidence" else entry for entry in entries]
-        else:
+        said = entries
+        if beats:
             assert request.stands is not None
-            stands = request.stands
-            request.stands = [standing(entry) for entry in entries]
-            entries = true_up(stands, entries, request.entry_id)
-            request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
-        self._claim(statement.event_key, statement.content_hash)
-        self._write(entries, [tail(entry) for entry in entries], period)
+            entries = true_up(request.stands, said, request.entry_id)
+        else:
+            entries = [as_evidence(entry, *flags) if entry.kind != "evidence" else entry for entry in said]
+        # Where a merge was recorded late, what stands and what is said belong to different tenants.
+        periods = [self._period(entry, request.occurred_at) for entry in entries]
+        if None in periods:
+            return self._refuse(self.batch.body_of(index), _NO_OPEN_PERIOD, index)
+        self._accept(statement)
+        for entry, period in zip(entries, periods, strict=True):
+            assert period is not None
+            self._write([entry], [tail(entry)], period)
         if not beats:
             return Result("evidence", flags[0] if flags else None)
+        request.stands = [standing(entry) for entry in said]
+        request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
         return Result("created")
 
     @staticmethod
@@ -442,15 +454,17 @@ class _Writing:
         stood: Counter[str] = Counter()
         for group in request.stands:
             stood.update(dict(group.quantities or {}))
-        lower = input_tokens(said) < input_tokens(stood) or output_tokens(said) < output_tokens(stood)
-        return statement.status == "void" or lower
+        return statement.status == "void" or _is_lower(said, stood)
 
     def _period(self, entry: Entry, occurred_at: int) -> date | None:
+        """Return the first period that still takes entries, not before that of `occurred_at`."""
         tenant_id = entry.dimensions[0] or ""
-        key = (tenant_id, entry.local_date)
-        if key not in self.periods:
-            self.periods[key] = self.books.calendar.posting_period(tenant_id, occurred_at, self.recorded_at)
-        return self.periods[key]
+        taking = self.periods.get(tenant_id)
+        if taking is None:
+            taking = self.periods[tenant_id] = self.books.calendar.taking(tenant_id, self.recorded_at)
+        ends, names = taking
+        place = bisect_right(ends, occurred_at)
+        return names[place] if place < len(names) else None
 
     def _write(self, entries: list[Entry], tails: list[str], period: date) -> int:
         first = self.batch_id * ROWS_PER_BATCH + self.ordinal
@@ -459,19 +473,24 @@ class _Writing:
             listed = self.lines[period] = []
         where = f"{period}\t{self.batch_id}"
         occurred_text = postgres_text(entries[0].occurred_at)
-        statement = entries[0].statement
-        if statement.raw_usage is not None and statement.flavour is not None:
-            self._keep_raw(statement, first)
         amounts = self.amounts.setdefault(period, [])
         for entry_id, (entry, entry_tail) in enumerate(zip(entries, tails, strict=True), start=first):
             listed.append(line(entry, entry_tail, entry_id, where, occurred_text, self.recorded_text))
             amounts.append((entry.cost, entry.charge))
         self.ordinal += len(entries)
+        if self.ordinal > ROWS_PER_BATCH:
+            # The next row would take the id of another batch's.
+            raise BatchTooLarge(ROWS_PER_BATCH)
         return first
 
-    def _keep_raw(self, statement: Statement, entry_id: int) -> None:
-        assert statement.raw_usage is not None
-        usage = statement.raw_usage.decode()
+    def _accept(self, statement: Statement) -> None:
+        """Claim a statement's key, and keep its usage object under the id of the row that comes next."""
+        self._claim(statement.event_key, statement.content_hash)
+        if statement.raw_usage is not None and statement.flavour is not None:
+            self._keep_raw(statement, statement.raw_usage, self.batch_id * ROWS_PER_BATCH + self.ordinal)
+
+    def _keep_raw(self, statement: Statement, raw_usage: bytes, entry_id: int) -> None:
+        usage = raw_usage.decode()
         if "\\" in usage:
             usage = usage.replace("\\", "\\\\")
         self.raw.append(f"{entry_id}\t{statement.flavour}\t{statement.parser_version}\t{usage}\n")
@@ -487,6 +506,14 @@ class _Writing:
             "dead_letter": outcomes["dead_letter"],
             "entry": self.ordinal,
         }
+
+
+def _is_lower(said: Quantities, stood: Quantities) -> bool:
+    """Say whether less was used: less input or output in all, or less of anything that is no token."""
+    if input_tokens(said) < input_tokens(stood) or output_tokens(said) < output_tokens(stood):
+        return True
+    tokens = INPUT_TOKEN_METERS | OUTPUT_TOKEN_METERS
+    return any(said.get(meter, 0) < count for meter, count in stood.items() if meter not in tokens)
 
 
 def statements_of(batch: Batch) -> Iterator[Statement]:
@@ -661,7 +688,7 @@ rows as (
     join ledger.entries as e on e.corrects_entry_id = w.first_id
 )
 select
-    first_id, {", ".join(DIMENSIONS)}, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
+    first_id, {", ".join(DIMENSIONS)}, local_date, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
     charge_currency, charge_rate_set_id, usage_flags, unpriced_meters, request_count, {", ".join(COLUMN_METERS)},
     other_quantities, avoided_tokens, cost_amount, charge_amount
 from rows
@@ -680,8 +707,8 @@ async def _standing_rows(connection: Connection, requests: list[_Request]) -> An
     width = len(DIMENSIONS)
     for first_id, *values in await cursor.fetchall():
         dimensions, rest = tuple(values[:width]), values[width:]
-        subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set, flags, unpriced = rest[:9]
-        request_count, *counts = rest[9:]
+        day, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set = rest[:8]
+        flags, unpriced, request_count, *counts = rest[8:]
         others, avoided, cost, charge = counts[len(COLUMN_METERS) :]
         columns = counts[: len(COLUMN_METERS)]
         quantities = None
@@ -692,7 +719,7 @@ async def _standing_rows(connection: Connection, requests: list[_Request]) -> An
             first_id,
             Standing(
                 grain=(
-                    dimensions, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set,
+                    dimensions, day, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set,
                     tuple(flags), tuple(unpriced),
                 ),
                 request_count=request_count,

@@ -101,13 +101,16 @@ def true_up(stands: Iterable[Standing], better: list[Entry], first_entry_id: int
 def _entry(
     header: Entry, key: tuple[Any, ...], total: _Sum, number: int, first_entry_id: int, said: Entry | None
 ) -> Entry:
-    dimensions, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set, flags, unpriced = key
+    (
+        dimensions, local_date, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set, flags,
+        unpriced,
+    ) = key  # fmt: skip
     return Entry(
         statement=header.statement,
         kind="true_up",
         entry_no=number,
         occurred_at=header.occurred_at,
-        local_date=header.local_date,
+        local_date=local_date,
         dimensions=dimensions,
         subject_id=subject_id,
         request_count=total.request_count,
