@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,10 +52,17 @@ def create_app(config: Config) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_middleware(Frame, metrics=services.metrics)
     plain = app.openapi
+    operations = {
+        (route.path, method.lower()): route.openapi_extra
+        for room in (events, budgets, health)
+        for route in room.router.routes
+        if isinstance(route, APIRoute) and route.openapi_extra is not None
+        for method in route.methods or ()
+    }
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = complete(plain())
+            app.openapi_schema = complete(plain(), operations)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

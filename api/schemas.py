@@ -395,8 +395,14 @@ METRICS_OPERATION: Final[dict[str, Any]] = {
 }
 
 
-def complete(document: dict[str, Any]) -> dict[str, Any]:
-    """Return FastAPI's document with our schemas, the key, and words for the tags."""
+def complete(document: dict[str, Any], operations: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    """Return FastAPI's document with our operations by (path, method), our schemas, the key, and words for the tags.
+
+    What FastAPI says of an operation is left out: it knows our routes by their functions alone, which take a request.
+    """
+    document["paths"] = {}
+    for (path, method), operation in operations.items():
+        document["paths"].setdefault(path, {})[method] = operation
     document["info"]["description"] = TEXT.strip()
     document["components"] = {
         "schemas": components(),
