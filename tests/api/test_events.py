@@ -89,7 +89,7 @@ async def test_a_retry_after_a_failed_write_counts_once(world: Ledger) -> None:
     """B069: the first write fails after the de-duplication; the sender gets an error and sends again."""
     token = await make_key(world, source=GATEWAY)
 
-    def fail() -> None:
+    def fail(*_: Any) -> None:
         raise RuntimeError("the disk is on fire, says t-beta")
 
     async with site(world) as here:

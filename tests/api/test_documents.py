@@ -1,0 +1,160 @@
+"""What the API says about itself: OpenAPI, problems, health, metrics, and a page that loads nothing from elsewhere."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from api import errors
+from api.errors import PROBLEMS, Refusal, urn
+from tests.api.support import add_budget, bearer, make_key, problem, site
+from tests.factories import GATEWAY, make_event
+from tests.support.ledger import Ledger
+
+
+async def document(ledger: Ledger) -> dict[str, Any]:
+    async with site(ledger) as here:
+        answer = await here.client.get("/openapi.json")
+    return dict(answer.json())
+
+
+def references(value: Any) -> set[str]:
+    return set(re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(value)))
+
+
+async def test_the_document_is_complete(world: Ledger) -> None:
+    told = await document(world)
+    assert references(told) <= set(told["components"]["schemas"])
+    assert set(told["paths"]) == {
+        "/v1/events",
+        "/v1/budgets",
+        "/v1/tenants/{tenant_id}/budgets",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    }
+    for path, methods in told["paths"].items():
+        for operation in methods.values():
+            assert operation["summary"], path
+            assert operation["tags"][0] in {tag["name"] for tag in told["tags"]}
+            for status, answer in operation["responses"].items():
+                assert answer["description"], (path, status)
+            if path.startswith("/v1/"):
+                assert operation["security"] == [{"key": []}]
+                assert {"401", "500", "503"} <= set(operation["responses"])
+
+
+async def test_each_example_fits_its_schema(world: Ledger) -> None:
+    told = await document(world)
+    checked = 0
+    for methods in told["paths"].values():
+        for operation in methods.values():
+            contents = [operation.get("requestBody", {}), *operation["responses"].values()]
+            for media in [one for content in contents for one in content.get("content", {}).values()]:
+                examples = [one["value"] for one in media.get("examples", {}).values()]
+                for example in [*examples, *([media["example"]] if "example" in media else [])]:
+                    jsonschema.validate(example, {**media["schema"], "components": told["components"]})
+                    checked += 1
+    assert checked > 20
+
+
+async def test_answers_fit_the_document(world: Ledger) -> None:
+    add_budget(world)
+    token = await make_key(world, source=GATEWAY)
+    async with site(world) as here:
+        told = (await here.client.get("/openapi.json")).json()
+        answers = {
+            "EventsReply": await here.send(make_event(), {"id": "x"}, token=token),
+            "BudgetsReply": await here.budgets("t-alpha", token),
+            "AllBudgetsReply": await here.client.get("/v1/budgets", headers=bearer(token)),
+            "ProblemReply": await here.budgets("t-nobody", token),
+            "Health": await here.client.get("/readyz"),
+        }
+    for name, answer in answers.items():
+        jsonschema.validate(answer.json(), {"$ref": f"#/components/schemas/{name}", "components": told["components"]})
+
+
+def test_every_refusal_has_a_problem() -> None:
+    def below(kind: type[Refusal]) -> set[type[Refusal]]:
+        return {kind, *(one for child in kind.__subclasses__() for one in below(child))}
+
+    codes = {kind.code for kind in below(Refusal)}
+    assert codes <= set(PROBLEMS)
+    assert all(400 <= kind.status < 600 and kind.title and kind.means for kind in PROBLEMS.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nothing", 404, "not-found"),
+        ("GET", "/", 404, "not-found"),
+        ("GET", "/v1/budgets/", 404, "not-found"),
+        ("GET", "/v1/events", 405, "method-not-allowed"),
+        ("DELETE", "/v1/budgets", 405, "method-not-allowed"),
+    ],
+)
+async def test_what_is_not_there_is_a_problem_too(
+    world: Ledger, method: str, path: str, status: int, code: str
+) -> None:
+    async with site(world) as here:
+        answer = await here.client.request(method, path)
+        assert (answer.status_code, problem(answer)) == (status, code)
+        assert answer.json()["type"] == urn(code)
+        if status == 405:
+            assert answer.headers["allow"]
+
+
+async def test_the_page_loads_nothing_from_elsewhere(world: Ledger) -> None:
+    async with site(world) as here:
+        for path, kind in [
+            ("/docs", "text/html"),
+            ("/docs.js", "text/javascript"),
+            ("/docs.css", "text/css"),
+            ("/favicon.ico", "image/svg+xml"),
+            ("/favicon.svg", "image/svg+xml"),
+        ]:
+            answer = await here.client.get(path)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith(kind)
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+            assert set(re.findall(r"https?://[^\s\"']+", answer.text)) <= {"http://www.w3.org/2000/svg"}
+
+
+async def test_health_needs_no_database_and_readiness_does(world: Ledger) -> None:
+    async with site(world, api_url="postgresql://nobody@127.0.0.1:1/none", read_connections=1) as here:
+        assert (await here.client.get("/healthz")).json() == {"status": "alive"}
+        answer = await here.client.get("/readyz")
+        assert (answer.status_code, problem(answer)) == (503, "not-ready")
+        assert answer.json()["checks"] == {"database": "cannot be reached"}
+        refused = await here.client.get("/v1/budgets", headers=bearer(f"tsk_{'0' * 12}_{'0' * 64}"))
+        assert (refused.status_code, problem(refused)) == (503, "database-away")
+
+
+async def test_a_database_at_another_revision_is_not_ready(world: Ledger) -> None:
+    async with site(world, revision="9999") as here:
+        answer = await here.client.get("/readyz")
+    assert answer.json()["checks"]["database"].endswith("this code is at 9999")
+
+
+async def test_counters_name_routes_and_nobody(world: Ledger) -> None:
+    token = await make_key(world, source=GATEWAY)
+    async with site(world) as here:
+        await here.send(make_event(), token=token)
+        await here.budgets("t-alpha", token)
+        await here.client.request("BREW", "/coffee/t-alpha")
+        text = (await here.client.get("/metrics")).text
+        assert await here.metric('tallystick_http_requests_total{method="POST",route="/v1/events",status="200"}') == 1
+    assert 'route="/v1/tenants/{tenant_id}/budgets"' in text
+    assert 'method="other",route="unmatched"' in text
+    assert "tallystick_commit_seconds_count 1.0" in text
+    assert "alpha" not in text
+    assert "gateway://" not in text
+
+
+def test_the_readme_lists_all_routes_and_problems() -> None:
+    readme = (Path(errors.__file__).parent / "README.md").read_text()
+    missing = [code for code in PROBLEMS if f"`{code}`" not in readme]
+    assert missing == []
