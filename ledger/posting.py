@@ -671,21 +671,30 @@ async def _read_standing(connection: Connection, writing: _Writing) -> None:
         request.stands = fold(groups[entry_id])
 
 
-_STANDING: Final = f"""
+# `offset 0` keeps each look-up a look-up by index. As a plain join, a partition without statistics yet (the first minutes
+# of a month) is read whole and each of its rows held against each request: seconds for a batch, and growing.
+STANDING: Final = f"""
 with wanted as (
     select * from unnest(%(periods)s::date[], %(firsts)s::bigint[], %(counts)s::int[]) as w (posting_period, first_id, entry_count)
 ),
 rows as (
     select w.first_id, e.*
     from wanted as w
-    join ledger.entries as e
-        on e.posting_period = w.posting_period
-        and e.entry_id >= w.first_id
-        and e.entry_id < w.first_id + w.entry_count
+    cross join lateral (
+        select *
+        from ledger.entries
+        where posting_period = w.posting_period and entry_id >= w.first_id and entry_id < w.first_id + w.entry_count
+        offset 0
+    ) as e
     union all
     select w.first_id, e.*
     from wanted as w
-    join ledger.entries as e on e.corrects_entry_id = w.first_id
+    cross join lateral (
+        select *
+        from ledger.entries
+        where corrects_entry_id = w.first_id
+        offset 0
+    ) as e
 )
 select
     first_id, {", ".join(DIMENSIONS)}, local_date, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
@@ -697,7 +706,7 @@ from rows
 
 async def _standing_rows(connection: Connection, requests: list[_Request]) -> Any:
     cursor = await connection.execute(
-        _STANDING,
+        STANDING,
         {
             "periods": [request.posting_period for request in requests],
             "firsts": [request.entry_id for request in requests],

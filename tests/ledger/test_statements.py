@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ledger.posting import STANDING
 from tests.factories import GATEWAY, NODE, make_event
 from tests.ledger.prices import make_card, per_million
 from tests.support.ledger import Ledger
@@ -259,6 +260,18 @@ async def test_a_merge_that_was_recorded_late_moves_the_request_and_not_its_days
         ("t-alpha", date(2026, 1, 1), Decimal("-0.00028")),
     ]
     holds(ledger, "r", "0.00028")
+
+
+async def test_what_stands_is_found_by_index_before_there_are_statistics(ledger: Ledger) -> None:
+    """In a month that nobody has analysed yet, each row of it would be held against each request: seconds for a batch."""
+    await ledger.add_price(input="2.00", output="8.00")
+    ledger.superuser.execute("alter table ledger.entries_2026_01 set (autovacuum_enabled = false)")
+    await ledger.post(*(openai(f"n{n}", 100, 10, request_id=f"r{n}", source=NODE) for n in range(3000)))
+    firsts = [entry_id for (entry_id,) in ledger.rows("select entry_id from ledger.entries")]
+    asked = {"periods": [date(2026, 1, 1)] * 3000, "firsts": firsts, "counts": [1] * 3000}
+    plan = [line for (line,) in ledger.superuser.execute(f"explain {STANDING}", asked)]
+    assert not [line for line in plan if "Hash" in line or "Seq Scan on entries_2026_01" in line]
+    assert [line for line in plan if "entries_2026_01_pkey" in line]
 
 
 # --- Voids and lower counts ---------------------------------------------------------------------------------------------
