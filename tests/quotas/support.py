@@ -1,0 +1,103 @@
+"""Short calls for the tests of this folder: a budget, spending that costs what it says, and what windows hold."""
+
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from ledger.database import connect
+from ledger.times import parse_rfc3339
+from quotas import budgets
+from quotas.budgets import BudgetSet, Terms
+from tests.factories import make_event
+from tests.support.ledger import Ledger
+
+NOW = "2026-03-15T12:00:00Z"
+RECEIVED = "2027-01-01T00:00:00Z"
+
+
+async def set_budget(
+    ledger: Ledger, *, now: str = NOW, since: date | None = None, budget_id: str | None = "b", **terms: Any
+) -> BudgetSet:
+    """Set a budget of t-alpha in dollars charged a month, unless the terms say otherwise."""
+    if terms.setdefault("unit", "charge") in budgets.MONEY_UNITS and "currency" not in terms.get("group_by", ()):
+        terms.setdefault("currency", "USD")
+    if terms.get("limit") is not None:
+        terms["limit"] = Decimal(terms["limit"])
+    if "thresholds" in terms:
+        terms["thresholds"] = [Decimal(each) for each in terms["thresholds"]]
+    wanted = Terms(**{"tenant_id": "t-alpha", **terms})
+    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
+        return await budgets.set_budget(
+            connection, "test", wanted, now=parse_rfc3339(now), since=since, budget_id=budget_id
+        )
+
+
+async def end_budget(ledger: Ledger, budget_id: str = "b") -> None:
+    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
+        await budgets.end_budget(connection, "test", budget_id)
+
+
+async def add_price(ledger: Ledger, model: str = "m-sub") -> None:
+    """A dollar for a million input tokens, so that `spending` says dollars."""
+    await ledger.add_price(model, input="1.00", output="1.00")
+
+
+def spending(event_id: str, amount: str, at: str = "2026-03-10T12:00:00Z", **overrides: Any) -> dict[str, Any]:
+    """An event that is charged an amount in dollars, which is a token for each millionth."""
+    tokens = int(Decimal(amount) * 1_000_000)
+    usage = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+    return make_event(event_id, **{"time": at, "usage": usage, **overrides})
+
+
+async def spend(ledger: Ledger, event_id: str, amount: str, at: str = "2026-03-10T12:00:00Z", **overrides: Any) -> None:
+    posted = await ledger.post(spending(event_id, amount, at, **overrides), received_at=RECEIVED)
+    assert ledger.outcomes(posted) == ["created"], posted.results
+
+
+def windows(ledger: Ledger, budget_id: str = "b") -> dict[str, str]:
+    """What is posted in each window of a budget without groups, in the shortest digits."""
+    rows = ledger.rows(
+        "select window_start::text, trim_scale(posted)::text from quotas.windows where budget_id = %s order by 1",
+        budget_id,
+    )
+    return dict(rows)
+
+
+def grouped(ledger: Ledger, budget_id: str = "b") -> dict[tuple[str, str], str]:
+    """What is posted in each group and window of a budget."""
+    rows = ledger.rows(
+        "select group_key, window_start::text, trim_scale(posted)::text from quotas.windows where budget_id = %s"
+        " order by 1, 2",
+        budget_id,
+    )
+    return {(key, start): posted for key, start, posted in rows}
+
+
+def excesses(ledger: Ledger, budget_id: str = "b") -> list[tuple[str, str]]:
+    """The changes of a budget's excess with their causes, in order."""
+    return ledger.rows(
+        "select cause, trim_scale(change)::text from quotas.excess where budget_id = %s order by excess_id", budget_id
+    )
+
+
+def differences(ledger: Ledger) -> list[tuple[Any, ...]]:
+    """Windows that do not hold what the fold of the ledger says."""
+    return ledger.rows(
+        """
+        with folded as (
+            select f.*
+            from quotas.budgets as b
+            cross join lateral quotas.fold_windows(b.budget_id) as f
+            where b.ended_at is null
+        )
+
+        select budget_id, group_key, window_start, w.posted, f.posted, w.unpriced_count, f.unpriced_count
+        from folded as f
+        full join (
+            select w.* from quotas.windows as w join quotas.budgets as b using (budget_id) where b.ended_at is null
+        ) as w using (budget_id, group_key, window_start)
+        where
+            coalesce(w.posted, 0) <> coalesce(f.posted, 0)
+            or coalesce(w.unpriced_count, 0) <> coalesce(f.unpriced_count, 0)
+        """
+    )
