@@ -1,6 +1,5 @@
 """The command line: `tallystick`. Every failure is one line on stderr and a code that is not zero."""
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -66,10 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(f"{command}: {message}", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _failed("tallystick: interrupted", 130)
-    except BrokenPipeError:
-        # Whoever read us has seen enough. What is still in the buffer must not raise again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit as ended:
+        # Typer ends the process where whoever read us has gone. They have seen enough, which is no failure.
+        return 0 if isinstance(ended.__context__, BrokenPipeError) else 1
     except Exception as error:
         return _failed(f"tallystick: {_line(error)}", 1)
 

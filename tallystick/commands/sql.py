@@ -4,8 +4,8 @@ import csv
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -186,34 +186,42 @@ def _texts() -> "AdaptContext":
 async def _answer(connection: "Connection", statement: str, format: TableFormat, rows: int) -> None:
     import psycopg
 
+    headings, types = _columns(connection, statement)
     cursor = connection.cursor()
-    # Rows come in groups, so that a table larger than this machine's memory can be written to a file.
-    found = cursor.stream(statement.encode(), size=1000 if psycopg.capabilities.has_stream_chunked() else 1)
-    try:
-        first = await anext(found, None)
-    except psycopg.ProgrammingError as error:
-        if error.sqlstate is not None:
-            raise
+    if not headings:
+        await cursor.execute(statement.encode())
         note(cursor.statusmessage or "done")
         return
-    headings = [column.name for column in cursor.description or ()]
-    types = [column.type_code for column in cursor.description or ()]
-    if format is TableFormat.csv:
-        await _write_csv(headings, _with_first(first, found))
-    elif format is TableFormat.json:
-        await _write_json(headings, types, _with_first(first, found))
-    else:
-        await _write_table(headings, types, _with_first(first, found), rows)
+    # Rows come in groups, so that a table larger than this machine's memory can be written to a file. Closed at once when
+    # nobody reads on, since the connection waits for that.
+    size = 1000 if psycopg.capabilities.has_stream_chunked() else 1
+    found: AsyncGenerator[Row, None] = cursor.stream(statement.encode(), size=size)  # type: ignore[assignment]
+    async with aclosing(found):
+        if format is TableFormat.csv:
+            await _write_csv(headings, found)
+        elif format is TableFormat.json:
+            await _write_json(headings, types, found)
+        else:
+            await _write_table(headings, types, found, rows)
 
 
-Row = tuple[str | None, ...]
+def _columns(connection: "Connection", statement: str) -> tuple[list[str], list[int]]:
+    """Return names and type ids of what a statement will give, before it runs: a stream of no rows does not say."""
+    from psycopg.errors import error_from_result
+    from psycopg.pq import ExecStatus
+
+    wire = connection.pgconn
+    result = wire.prepare(b"", statement.encode())
+    if result.status != ExecStatus.FATAL_ERROR:
+        result = wire.describe_prepared(b"")
+    if result.status == ExecStatus.FATAL_ERROR:
+        raise error_from_result(result)
+    columns = range(result.nfields)
+    return [(result.fname(index) or b"").decode() for index in columns], [result.ftype(index) for index in columns]
 
 
-async def _with_first(first: Row | None, others: AsyncIterator[Row]) -> AsyncIterator[Row]:
-    if first is not None:
-        yield first
-    async for row in others:
-        yield row
+Row = tuple[Any, ...]
+"""Texts and nulls."""
 
 
 async def _write_table(headings: list[str], types: list[int], found: AsyncIterator[Row], rows: int) -> None:
