@@ -112,6 +112,12 @@ provider_accounts = sa.Table(
     sa.Column("provider", sa.Text, nullable=False),
     sa.Column("currency", sa.CHAR(3), nullable=False),
     sa.Column("created_at", Instant, nullable=False, server_default=now()),
+    sa.Column(
+        "tenant_id",
+        sa.Text,
+        sa.ForeignKey("ledger.tenants.tenant_id"),
+        comment="The tenant whose own account it is, and who is billed for it; null: ours.",
+    ),
     comment="One row per account that a provider bills.",
 )
 
@@ -467,7 +473,7 @@ entries = sa.Table(
     metadata,
     *ENTRY_COLUMNS,
     sa.PrimaryKeyConstraint("posting_period", "entry_id"),
-    one_of("kind", "usage", "true_up", "adjustment", "reversal", "evidence"),
+    one_of("kind", "usage", "true_up", "adjustment", "reversal", "evidence", "fee"),
     sa.CheckConstraint("request_count between -1 and 1", name="request_count_folds"),
     sa.CheckConstraint("(cost_amount is null) or (cost_currency is not null)", name="cost_has_a_currency"),
     sa.CheckConstraint("(charge_amount is null) or (charge_currency is not null)", name="charge_has_a_currency"),
