@@ -100,7 +100,11 @@ async def _load_parties(connection: Connection, version: int) -> Parties:
     ):
         # A canonical id wins over an alias of the same spelling.
         models.setdefault((provider, alias), models[provider, model])
-    return Parties(version, tenants, sources, models, await load_name_rules(connection))
+    cursor = await connection.execute(
+        "select provider_account, tenant_id from ledger.provider_accounts where tenant_id is not null"
+    )
+    own_accounts: dict[str, str] = dict(await cursor.fetchall())
+    return Parties(version, tenants, sources, models, await load_name_rules(connection), own_accounts)
 
 
 async def load_name_rules(connection: Connection) -> dict[str, NameRules]:

@@ -63,6 +63,8 @@ _OTHERS: Final = (
 )
 
 METERS: Final[Mapping[str, Meter]] = {meter.name: meter for meter in (*_COLUMNS, *_OTHERS)}
+OPERATIONS: Final = "operations"
+"""Logical requests, counted by us for fees: neither senders nor cards may name it, so it is not among the meters."""
 COLUMN_METERS: Final = tuple(meter.name for meter in _COLUMNS)
 INPUT_TOKEN_METERS: Final = frozenset(m.name for m in METERS.values() if m.unit == "token" and m.side == "input")
 OUTPUT_TOKEN_METERS: Final = frozenset(m.name for m in METERS.values() if m.unit == "token" and m.side == "output")

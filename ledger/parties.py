@@ -80,6 +80,8 @@ class Parties:
     """By (provider, canonical id or exact alias)."""
     name_rules: Mapping[str, NameRules] = field(default_factory=dict)
     """By provider: what may stand around a known name."""
+    own_accounts: Mapping[str, str] = field(default_factory=dict)
+    """Provider accounts that belong to a tenant and not to us: account to tenant."""
     _resolved: dict[tuple[str, str], Model | None] = field(default_factory=dict, repr=False, compare=False)
     _folded: dict[str, dict[str, Model | None]] = field(default_factory=dict, repr=False, compare=False)
 

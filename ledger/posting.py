@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import psycopg
 
 from ledger import chain, failpoints
+from ledger.billing_rules import fee_identity, fee_key, rule_that_frees
 from ledger.books import Books, ensure_ids
 from ledger.database import CALENDAR_LOCK, Connection
 from ledger.entries import COLUMNS, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
@@ -26,6 +27,7 @@ from ledger.keys import digest_uuid
 from ledger.meters import (
     COLUMN_METERS,
     INPUT_TOKEN_METERS,
+    OPERATIONS,
     OUTPUT_TOKEN_METERS,
     Quantities,
     input_tokens,
@@ -89,6 +91,8 @@ class Priced:
     statement: Statement
     entries: list[Entry]
     tails: list[str]
+    fees: "Sequence[Priced]" = ()
+    """Fees of the operation that it belongs to, a statement of its own for each book; booked unless they have been."""
 
 
 @dataclass(slots=True)
@@ -133,7 +137,8 @@ def _prepared(books: Books, item: Item, missing: Missing) -> Priced | Window | D
         return item
     kind: Kind = "usage" if item.claims_request else "evidence"
     entries = price_statement(books, item, item.occurred_at, kind, missing)
-    return Priced(item, entries, [tail(entry) for entry in entries])
+    fees = fees_of(books, item, entries, missing) if books.prices.has_fees else ()
+    return Priced(item, entries, [tail(entry) for entry in entries], fees)
 
 
 def price_statement(books: Books, statement: Statement, at: int, kind: Kind, missing: Missing) -> list[Entry]:
@@ -163,7 +168,7 @@ def price_statement(books: Books, statement: Statement, at: int, kind: Kind, mis
     for number, part in enumerate(statement.parts):
         if number:
             dimensions = _with_model(dimensions, part)
-        cost, charge, unpriced = _amounts(books, tenant_id, currency, dimensions, part, at, missing)
+        cost, charge, unpriced = amounts_of(books, tenant_id, currency, dimensions, part, statement.parts, at, missing)
         entry = Entry(
             statement=statement,
             kind=kind,
@@ -194,20 +199,25 @@ def _with_model(dimensions: tuple[str | None, ...], part: Part) -> tuple[str | N
     return tuple(changed)
 
 
-def _amounts(
+def amounts_of(
     books: Books,
     tenant_id: str,
     currency: str,
     dimensions: tuple[str | None, ...],
     part: Part,
+    parts: Sequence[Part],
     at: int,
     missing: Missing,
 ) -> tuple[Money, Money, tuple[str, ...]]:
-    """Return (cost, charge, why an amount is null)."""
-    quantities = part.quantities
-    if part.is_chargeable and (quantities is None or not part.is_priceable):
-        return UNPRICED, Money(None, currency, None), ("charge:usage", "cost:usage")
-    selectors = Selectors(
+    """Return (cost, charge, why an amount is null) of one part of a call that has these parts."""
+    selectors = _selectors(tenant_id, currency, dimensions, part, at)
+    cost, cost_unpriced = _amount(books, "cost", selectors, dimensions, part, parts, currency, missing)
+    charge, charge_unpriced = _amount(books, "charge", selectors, dimensions, part, parts, currency, missing)
+    return cost, charge, charge_unpriced + cost_unpriced
+
+
+def _selectors(tenant_id: str, currency: str, dimensions: tuple[str | None, ...], part: Part, at: int) -> Selectors:
+    return Selectors(
         tenant_id=tenant_id,
         currency=currency,
         provider=dimensions[_PROVIDER] or "",
@@ -217,11 +227,8 @@ def _amounts(
         service_tier=dimensions[_TIER],
         region=dimensions[_REGION],
         occurred_at=at,
-        input_tokens=input_tokens(quantities) if quantities else 0,
+        input_tokens=input_tokens(part.quantities) if part.quantities else 0,
     )
-    cost, cost_unpriced = _amount(books, "cost", selectors, part, currency, missing)
-    charge, charge_unpriced = _amount(books, "charge", selectors, part, currency, missing)
-    return cost, charge, charge_unpriced + cost_unpriced
 
 
 _ZERO: Final = Decimal(0)
@@ -229,11 +236,26 @@ _NO_USAGE: Final[Quantities] = {}
 
 
 def _amount(
-    books: Books, book: Literal["cost", "charge"], selectors: Selectors, part: Part, currency: str, missing: Missing
+    books: Books,
+    book: Literal["cost", "charge"],
+    selectors: Selectors,
+    dimensions: tuple[str | None, ...],
+    part: Part,
+    parts: Sequence[Part],
+    currency: str,
+    missing: Missing,
 ) -> tuple[Money, tuple[str, ...]]:
     rate_set = books.prices.rate_set(book, selectors)
+    rule = None
+    if isinstance(rate_set, RateSet) and rate_set.billing_rules and part.is_chargeable:
+        rule = rule_that_frees(rate_set, dimensions, parts, books.parties)
+        if rule is not None:
+            rate_set = books.prices.freed(rate_set, rule)
     # What a tenant owes is in its own currency, known even while the amount is not; a provider's is not.
     unpriced = Money(None, currency, None) if book == "charge" else UNPRICED
+    quantities = part.quantities
+    if part.is_chargeable and rule is None and (quantities is None or not part.is_priceable):
+        return unpriced, (f"{book}:usage",)
     if isinstance(rate_set, Unpriced):
         if not part.is_chargeable:
             # Nothing is owed whatever the price would have been; the amount needs some currency.
@@ -242,13 +264,74 @@ def _amount(
     rate_set_id = books.rate_set_ids.get(rate_set.content_hash)
     if rate_set_id is None:
         missing.rate_sets[rate_set.content_hash] = rate_set
-    if not part.is_chargeable:
+    if not part.is_chargeable or rule is not None:
         return Money(_ZERO, rate_set.currency, rate_set_id), ()
-    quantities = part.quantities or _NO_USAGE
-    amount = amount_of(quantities, rate_set)
+    amount = amount_of(quantities or _NO_USAGE, rate_set)
     if amount is not None:
         return Money(amount, rate_set.currency, rate_set_id), ()
-    return unpriced, tuple(f"{book}:{meter}" for meter in unpriced_meters(quantities, rate_set))
+    return unpriced, tuple(f"{book}:{meter}" for meter in unpriced_meters(quantities or _NO_USAGE, rate_set))
+
+
+_BOOKS: Final = ("cost", "charge")
+
+
+def fees_of(books: Books, statement: Statement, entries: Sequence[Entry], missing: Missing) -> list[Priced]:
+    """Return the fees of the operation that a priced report belongs to: one statement and row for each book that has one.
+
+    They stand under the dimensions of this report. A call that a billing rule frees owes none, but for one with the
+    tenant's own key: the fee is what remains to be paid for it.
+    """
+    operation = fee_identity(statement, books.parties)
+    if operation is None:
+        return []
+    first = entries[0]
+    currency = first.charge.currency or ""
+    selectors = _selectors(first.dimensions[0] or "", currency, first.dimensions, statement.parts[0], first.occurred_at)
+    fees = []
+    for book in _BOOKS:
+        rate_set = books.prices.rate_set(book, selectors)
+        fee = None if isinstance(rate_set, Unpriced) else books.prices.fee(rate_set)
+        if fee is None or isinstance(rate_set, Unpriced):
+            continue
+        if rule_that_frees(rate_set, first.dimensions, statement.parts, books.parties) not in (None, "own_key"):
+            continue
+        key = fee_key(first.dimensions[1] or "", book, operation)
+        entry = fee_entry(books, fee, key, first, missing)
+        fees.append(Priced(entry.statement, [entry], [tail(entry)]))
+    return fees
+
+
+def fee_entry(books: Books, fee: RateSet, key: str, of: Entry, missing: Missing) -> Entry:
+    """Return the row of a fee, under the dimensions of a row of its operation."""
+    rate_set_id = books.rate_set_ids.get(fee.content_hash)
+    if rate_set_id is None:
+        missing.rate_sets[fee.content_hash] = fee
+    amount = Money(fee.rates[OPERATIONS].price, fee.currency, rate_set_id)
+    nothing = Money(_ZERO, of.charge.currency or fee.currency, None)
+    said = of.statement
+    return Entry(
+        statement=Statement(
+            event_key=key,
+            content_hash=digest_uuid(f"fee {key}".encode()),
+            request_key=key,
+            rank=(0, 1, 1, 1, 0, 0),
+            occurred_at=of.occurred_at,
+            dimensions=of.dimensions,
+            parts=(),
+            status=said.status,
+        ),
+        kind="fee",
+        entry_no=0,
+        occurred_at=of.occurred_at,
+        local_date=of.local_date,
+        dimensions=of.dimensions,
+        subject_id=of.subject_id,
+        request_count=0,
+        quantities={OPERATIONS: 1},
+        cost=amount if fee.book == "cost" else nothing,
+        charge=amount if fee.book == "charge" else nothing,
+        tags=of.tags,
+    )
 
 
 def as_evidence(entry: Entry, *flags: str) -> Entry:
@@ -403,6 +486,7 @@ class _Writing:
                     is_new=True,
                     stands=[standing(entry) for entry in item.entries] if self._may_be_bettered(statement) else None,
                 )
+            self._book_fees(item, period)
             return Result("created" if statement.claims_request else "evidence")
         return self._restate(index, item, request)
 
@@ -434,11 +518,26 @@ class _Writing:
         for entry, period in zip(entries, periods, strict=True):
             assert period is not None
             self._write([entry], [tail(entry)], period)
+        self._book_fees(item, periods[0])
         if not beats:
             return Result("evidence", flags[0] if flags else None)
         request.stands = [standing(entry) for entry in said]
         request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
         return Result("created")
+
+    def _book_fees(self, item: Priced, period: date | None) -> None:
+        """Book the fees of an operation that have not been; they are requests of their own, which nobody else reports."""
+        for fee in item.fees:
+            statement = fee.statement
+            if statement.event_key in self.keys:
+                continue
+            within = self._period(fee.entries[0], statement.occurred_at) or period
+            assert within is not None, "the report that the fee comes with has a period"
+            self._claim(statement.event_key, statement.content_hash)
+            first = self._write(fee.entries, fee.tails, within)
+            self.requests[statement.request_key or ""] = _Request(
+                statement.rank, within, first, 1, statement.occurred_at, statement.event_key, True
+            )
 
     @staticmethod
     def _needs_a_person(statement: Statement, request: _Request) -> bool:
@@ -648,6 +747,7 @@ def _keys_of(batch: Batch) -> tuple[list[str], list[str]]:
     for item in batch.items:
         if isinstance(item, Priced):
             events.append(item.statement.event_key)
+            events += [fee.statement.event_key for fee in item.fees]
             if item.statement.request_key is not None:
                 requests.append(item.statement.request_key)
         elif isinstance(item, Window):

@@ -19,7 +19,7 @@ import msgspec
 from ledger.errors import CardRefused
 from ledger.exchange import ExchangeRate, ExchangeRates
 from ledger.keys import digest_uuid
-from ledger.meters import METERS, Unit
+from ledger.meters import METERS, OPERATIONS, Unit
 from ledger.money import EXACT, currency_exponent
 
 Book = Literal["cost", "charge"]
@@ -110,13 +110,15 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     markup: Decimal | None = None
     """Charge book only: the charge is the cost times this."""
     billing_rules: Mapping[str, str] = {}
-    """Kept as data: see BILLING_RULES."""
+    """See BILLING_RULES."""
     is_high_price_confirmed: bool = False
     replaces: str | None = None
     """Content hash of the card that this one restates: same selectors, same effective_at, known better later."""
 
 
 BILLING_RULES: Final[Mapping[str, frozenset[str]]] = {
+    # Whether a call costs anything that was refused before any output, that the client broke off, or that was made with
+    # the tenant's own key; billed where nothing is said. ledger.billing_rules acts on them.
     "refusal_before_output": frozenset({"free", "billed"}),
     "disconnect": frozenset({"free", "billed"}),
     "own_key": frozenset({"free", "billed"}),
@@ -274,6 +276,8 @@ def check_card(card: Card) -> None:
             refuse(f"billing_rules.{rule}", f"is {value!r}; it takes one of {', '.join(sorted(allowed))}")
         if not allowed and not re.fullmatch(r"\d{1,9}(\.\d{1,12})?", value, re.ASCII):
             refuse(f"billing_rules.{rule}", f"is {value!r}; it takes a price as digits")
+        if not allowed and not Decimal(value):
+            refuse(f"billing_rules.{rule}", "is zero; a card without a fee has no such rule")
 
 
 def _check_places(refuse: Any, name: str, amount: Decimal) -> None:
@@ -383,7 +387,7 @@ def make_rate_set(
     billing_rules: Mapping[str, str] | None = None,
 ) -> RateSet:
     """Return a rate set with its content hash and its integer prices; rates in meter order."""
-    ordered = {name: rates[name] for name in METERS if name in rates}
+    ordered = {name: rates[name] for name in (*METERS, OPERATIONS) if name in rates}
     is_free = all(not rate.price for rate in ordered.values())
     content = {
         "book": book,
@@ -625,6 +629,9 @@ class PriceBook:
         self._timelines: dict[tuple[str | None, ...], _Timeline] = {}
         self._by_selectors: dict[tuple[str | None, ...], _Timeline] = {}
         self._rate_sets: dict[str, RateSet] = {}
+        self._derived: dict[tuple[str, str], RateSet] = {}
+        self.has_fees = any("fee_per_operation" in card.body.billing_rules for card in self.cards.values())
+        """Whether any card has a fee: most books have none, and need not be asked for each call."""
 
     def rate_set(self, book: Book, selectors: Selectors) -> RateSet | Unpriced:
         """Return what prices usage in a book: the rates of the card in force at its time, or why there are none."""
@@ -645,6 +652,33 @@ class PriceBook:
             timeline = self._timeline(book, selectors)
         piece = timeline.pieces[bisect_right(timeline.starts, selectors.occurred_at)]
         return piece.only or self._cell(piece, selectors.occurred_at // _MINUTE % _DAY, selectors.input_tokens)
+
+    def freed(self, rate_set: RateSet, rule: str) -> RateSet:
+        """Return the set of a call that costs nothing by a billing rule of the card: every meter at zero."""
+        key = (rate_set.card_hash + rate_set.currency, rule)
+        found = self._derived.get(key)
+        if found is None:
+            zero = {name: Rate(name, Decimal(0), 1) for name in METERS}
+            selectors = {"billing_rule": rule}
+            found = make_rate_set(rate_set.book, rate_set.currency, rate_set.card_hash, selectors, zero)
+            self._derived[key] = found
+        return found
+
+    def fee(self, rate_set: RateSet) -> RateSet | None:
+        """Return the set that prices an operation's fee, where the card of a call has one."""
+        amount = rate_set.billing_rules.get("fee_per_operation")
+        if amount is None:
+            return None
+        key = (rate_set.card_hash + rate_set.currency, f"fee {amount}")
+        found = self._derived.get(key)
+        if found is None:
+            named = ("markup", "converted", "exchange_rate")
+            selectors = {name: rate_set.selectors[name] for name in named if name in rate_set.selectors}
+            selectors["billing_rule"] = "fee_per_operation"
+            rates = {OPERATIONS: Rate(OPERATIONS, Decimal(amount), 1)}
+            found = make_rate_set(rate_set.book, rate_set.currency, rate_set.card_hash, selectors, rates)
+            found = self._derived[key] = self._rate_sets.setdefault(found.content_hash, found)
+        return found
 
     def slots(self) -> tuple[Slot, ...]:
         """Return everything that has a card."""

@@ -529,30 +529,43 @@ async def list_sources(connection: Connection, *, with_ended: bool = False) -> l
 
 @dataclass(frozen=True, slots=True)
 class AccountRecord:
-    """An account that a provider bills."""
+    """An account that a provider bills; `tenant_id` is whose own it is, None: ours."""
 
     provider_account: str
     provider: str
     currency: str
+    tenant_id: str | None
     created_at: datetime
 
 
 async def add_provider_account(
-    connection: Connection, actor: str, provider_account: str, provider: str, currency: str
+    connection: Connection,
+    actor: str,
+    provider_account: str,
+    provider: str,
+    currency: str,
+    tenant_id: str | None = None,
 ) -> None:
-    """Add an account that a provider bills."""
+    """Add an account that a provider bills, to us or to the tenant whose own it is."""
     check_name("provider account", provider_account)
     check_name("provider", provider)
     check_currency(currency)
     async with change(connection, "parties"):
+        if tenant_id is not None:
+            await _tenant(connection, tenant_id)
         cursor = await connection.execute(
-            "insert into ledger.provider_accounts (provider_account, provider, currency) values (%s, %s, %s)"
-            " on conflict do nothing",
-            [provider_account, provider, currency],
+            "insert into ledger.provider_accounts (provider_account, provider, currency, tenant_id)"
+            " values (%s, %s, %s, %s) on conflict do nothing",
+            [provider_account, provider, currency, tenant_id],
         )
         if not cursor.rowcount:
             raise AlreadyThere("provider account", provider_account)
-        detail = {"provider_account": provider_account, "provider": provider, "currency": currency}
+        detail = {
+            "provider_account": provider_account,
+            "provider": provider,
+            "currency": currency,
+            "tenant_id": tenant_id,
+        }
         await record_act(connection, actor, "accounts.add", detail)
 
 
@@ -560,7 +573,7 @@ async def list_provider_accounts(connection: Connection) -> list[AccountRecord]:
     """List provider accounts by name."""
     async with connection.cursor(row_factory=class_row(AccountRecord)) as cursor:
         await cursor.execute(
-            "select provider_account, provider, currency, created_at from ledger.provider_accounts"
+            "select provider_account, provider, currency, tenant_id, created_at from ledger.provider_accounts"
             " order by provider_account"
         )
         return await cursor.fetchall()

@@ -7,7 +7,7 @@ import msgspec
 
 from ledger.meters import Quantities
 
-Kind = Literal["usage", "true_up", "adjustment", "reversal", "evidence"]
+Kind = Literal["usage", "true_up", "adjustment", "reversal", "evidence", "fee"]
 Outcome = Literal["created", "duplicate", "evidence", "conflict", "dead_letter"]
 
 Rank = tuple[int, ...]

@@ -341,13 +341,16 @@ def add_account(
     account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="As events name it.")],
     provider: Annotated[str, typer.Option("--provider", help="Who bills it.")],
     currency: Annotated[str, typer.Option("--currency", help="What it is billed in.")],
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="Whose own account it is, and who is billed for it; left out, ours.")
+    ] = None,
     actor: ActorOption = None,
 ) -> None:
     """Add an account that a provider bills."""
     from ledger import registry
 
     with_connection(
-        lambda connection: registry.add_provider_account(connection, acting(actor), account, provider, currency)
+        lambda connection: registry.add_provider_account(connection, acting(actor), account, provider, currency, tenant)
     )
     say(f"added account {account}")
 
@@ -358,7 +361,13 @@ def list_accounts(format: FormatOption = Format.table) -> None:
     from ledger import registry
 
     found = with_connection(registry.list_provider_accounts)
-    columns = {"account": lambda each: each.provider_account, "provider": None, "currency": None, "created at": None}
+    columns = {
+        "account": lambda each: each.provider_account,
+        "provider": None,
+        "currency": None,
+        "tenant": lambda each: each.tenant_id,
+        "created at": None,
+    }
     show(found, format, columns, empty="no accounts")
 
 

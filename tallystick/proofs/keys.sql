@@ -18,6 +18,16 @@ counted as (
         count(*) as key_count
     from ledger.event_keys
     group by batch_id
+),
+
+-- A fee has a key of its own, beside that of the report which it was booked with.
+fees as (
+    select
+        batch_id,
+        count(distinct event_key) as key_count
+    from ledger.entries
+    where kind = 'fee'
+    group by batch_id
 )
 
 select
@@ -35,9 +45,10 @@ union all
 select
     format(
         'batch %s of feed %s accepted %s events and has %s keys', b.number, f.name,
-        b.created_count + b.evidence_count, coalesce(c.key_count, 0)
+        b.created_count + b.evidence_count, coalesce(c.key_count, 0) - coalesce(x.key_count, 0)
     )
 from ledger.batches as b
 join ledger.feeds as f on f.feed_id = b.feed_id
 left join counted as c on c.batch_id = b.batch_id
-where b.created_count + b.evidence_count <> coalesce(c.key_count, 0)
+left join fees as x on x.batch_id = b.batch_id
+where b.created_count + b.evidence_count <> coalesce(c.key_count, 0) - coalesce(x.key_count, 0)

@@ -26,7 +26,7 @@ firsts as (
         min(occurred_at) as occurred_at,
         count(distinct event_key) as statement_count
     from spoken
-    where kind = 'usage'
+    where kind in ('usage', 'fee')
     group by key
 ),
 

@@ -5,6 +5,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+from ledger.exchange import ExchangeRate
 from ledger.meters import input_tokens
 from ledger.price_book import Band, Body, Card, Price, PriceBook, RateSet, Selectors, Unpriced, Variant
 from ledger.pricing import Priced, price
@@ -68,6 +69,27 @@ def make_card(
         source_address="https://prices.example/",
         checked_on=date(2026, 1, 1),
         body=Body(rates=dict(rates or {}), **body),
+    )
+
+
+def exchange(
+    rate: str,
+    at: str = "2026-01-01",
+    *,
+    pair: str = "USD EUR",
+    replaces: str | None = None,
+    recorded_at: str = "2026-01-01",
+) -> ExchangeRate:
+    from_currency, to_currency = pair.split()
+    return ExchangeRate(
+        from_currency=from_currency,
+        to_currency=to_currency,
+        rate=Decimal(rate),
+        effective_at=parse_rfc3339(f"{at}T00:00:00Z"),
+        recorded_at=parse_rfc3339(f"{recorded_at}T00:00:00Z"),
+        source_address="https://rates.example/",
+        checked_on=date(2026, 1, 1),
+        replaces=replaces,
     )
 
 

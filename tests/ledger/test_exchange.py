@@ -1,7 +1,6 @@
 """A price is converted by a dated rate that is named, exactly, or not at all."""
 
 from collections.abc import Callable
-from datetime import date
 from decimal import Decimal
 
 import psycopg
@@ -14,30 +13,8 @@ from ledger.price_book import PriceBook, RateSet, Unpriced
 from ledger.price_store import load_price_book, read_exchange_rates, save_exchange_rates
 from ledger.times import parse_rfc3339
 from tests.factories import make_event
-from tests.ledger.prices import band, make_card, per_million, selectors
+from tests.ledger.prices import band, exchange, make_card, per_million, selectors
 from tests.support.ledger import Ledger
-
-
-def exchange(
-    rate: str,
-    at: str = "2026-01-01",
-    *,
-    pair: str = "USD EUR",
-    replaces: str | None = None,
-    recorded_at: str = "2026-01-01",
-) -> ExchangeRate:
-    from_currency, to_currency = pair.split()
-    return ExchangeRate(
-        from_currency=from_currency,
-        to_currency=to_currency,
-        rate=Decimal(rate),
-        effective_at=parse_rfc3339(f"{at}T00:00:00Z"),
-        recorded_at=parse_rfc3339(f"{recorded_at}T00:00:00Z"),
-        source_address="https://rates.example/",
-        checked_on=date(2026, 1, 1),
-        replaces=replaces,
-    )
-
 
 COST = make_card(per_million(input="1.25", output="10"), bands=(band(">", 100, input="2.5", output="15"),))
 MARKUP = make_card(None, book="charge", model=None, markup=Decimal("1.2"))
