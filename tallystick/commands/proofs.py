@@ -28,6 +28,7 @@ heads = group("Chain heads: published where the database's administrator cannot 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("rollup")(rollup)
+    app.command("check")(check)
     app.command("verify")(verify)
     app.add_typer(heads, name="heads")
     app.add_typer(events, name="events")
@@ -59,6 +60,27 @@ def rollup(
     rows = [[run.name, f"{run.rows:,}", f"{run.seconds:.2f}"] for run in report.models]
     print_table(["mart", "rows", "seconds"], rows, [1, 2])
     say(f"{report.tests_passed} tests passed" if tests else "rolled up")
+
+
+def check(
+    hours: Annotated[float, typer.Option("--hours", min=0.01, help="What arrived in the last hours.")] = 24.0,
+    format: FormatOption = Format.table,
+) -> None:
+    """Look at what arrived: volume, delay, mix, prices, usage, dead letters; fail if somebody must act."""
+    from tallystick.addresses import ANALYST, addresses
+    from tallystick.checks import run_checks
+
+    with addresses(settings()) as found:
+        report = run_checks(found.url_for(ANALYST), hours=hours)
+    if format is Format.json:
+        print_json({**plain(report), "failed": report.failed})
+    else:
+        for finding in report.findings:
+            say(f"{finding.severity}: {finding.text}")
+        say(f"{report.requests:,} requests looked at, {len(report.findings)} findings")
+    if report.failed:
+        names = ", ".join(dict.fromkeys(each.check for each in report.findings if each.severity == "fail"))
+        raise CommandError(f"the checks failed: {names}")
 
 
 def verify(

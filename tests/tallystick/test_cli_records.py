@@ -77,6 +77,15 @@ def test_verify_proves_and_heads_are_published(posted: Commands, tmp_path: Path)
     assert broken.err.splitlines()[-1].startswith("tallystick: the ledger does not verify: chain")
 
 
+def test_check_fails_where_somebody_must_act(posted: Commands) -> None:
+    """One of two events is a dead letter: far above one in a hundred."""
+    ran = posted("check")
+    assert ran.code == 1
+    assert ran.err.splitlines()[-1] == "tallystick: the checks failed: dead_letters"
+    assert "1 requests looked at" in ran.out
+    assert posted("check", "--format", "json").json["failed"] is True
+
+
 def test_sql_reads_the_ledger_digit_for_digit(posted: Commands) -> None:
     statement = "select tenant_id, charge_amount, request_count, is_final, usage_flags, tags from entries"
     assert posted.json("sql", statement) == [
