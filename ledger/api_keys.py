@@ -1,6 +1,7 @@
 """API keys: made once, shown once, and kept as a hash."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -74,25 +75,29 @@ def _hash_of(secret: str) -> bytes:
     return sha256(secret.encode()).digest()
 
 
-async def find_key(connection: Connection, key_id: str) -> ApiKey | None:
-    """Return the key of that id if it is in force: not revoked, and its source not ended."""
+async def find_keys(connection: Connection, key_ids: Sequence[str]) -> dict[str, ApiKey]:
+    """Return those of the keys that are in force, by id: not revoked, and their source not ended."""
     cursor = await connection.execute(
         "select k.key_id, k.secret_hash, k.tenant_id, k.source, coalesce(s.speaks_for_all, false),"
         " array(select t.tenant_id from ledger.source_tenants as t where t.source = k.source)"
         " from ledger.api_keys as k"
         " left join ledger.sources as s on s.source = k.source"
-        " where k.key_id = %s and k.revoked_at is null and s.ended_at is null",
-        [key_id],
+        " where k.key_id = any(%s) and k.revoked_at is null and s.ended_at is null",
+        [list(key_ids)],
     )
-    row = await cursor.fetchone()
-    return None if row is None else ApiKey(row[0], bytes(row[1]), row[2], row[3], row[4], frozenset(row[5]))
+    return {
+        row[0]: ApiKey(row[0], bytes(row[1]), row[2], row[3], row[4], frozenset(row[5]))
+        for row in await cursor.fetchall()
+    }
 
 
 async def verify_token(connection: Connection, token: str) -> ApiKey | None:
     """Return the key in force that a token belongs to, or None."""
     parts = split_token(token)
-    key = None if parts is None else await find_key(connection, parts[0])
-    return key if key is not None and parts is not None and is_secret_of(parts[1], key) else None
+    if parts is None:
+        return None
+    key = (await find_keys(connection, [parts[0]])).get(parts[0])
+    return key if key is not None and is_secret_of(parts[1], key) else None
 
 
 async def create_key(
