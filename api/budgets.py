@@ -1,5 +1,6 @@
 """GET budgets: the key's tenants to the reader, and what remains to the caller."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from hashlib import blake2b
@@ -19,7 +20,7 @@ from api.schemas import (
     Feeds,
     TenantBudgetsReply,
 )
-from api.services import services_of
+from api.services import Services, services_of
 from ledger.api_keys import ApiKey
 from ledger.database import Connection
 from ledger.times import from_micros, parse_rfc3339
@@ -28,21 +29,50 @@ from quotas.remaining import Lag, Snapshot, TenantBudgets, remaining, tenant_ids
 router = APIRouter()
 
 _YEARS: Final = (parse_rfc3339("2000-01-01T00:00:00Z"), parse_rfc3339("2200-01-01T00:00:00Z"))
+_HEADERS: Final = ((b"cache-control", b"private, no-cache"), (b"vary", b"authorization"))
 _encode: Final = msgspec.json.Encoder().encode
 
+PATH: Final = "/v1/tenants/{tenant_id}/budgets"
 
-@router.get("/v1/tenants/{tenant_id}/budgets", openapi_extra=TENANT_BUDGETS_OPERATION, response_model=None)
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer as it goes to the wire."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def response(self) -> Response:
+        response = Response(self.body, self.status)
+        response.raw_headers = self.headers
+        return response
+
+
+@router.get(PATH, openapi_extra=TENANT_BUDGETS_OPERATION, response_model=None)
 async def get_tenant_budgets(request: Request) -> Response:
     """Answer with what remains for one tenant."""
-    services = services_of(request)
-    key = await services.keys.identify(request.headers.get("authorization"))
-    at = _instant(request.query_params.get("at"))
-    tenant_id = request.path_params["tenant_id"]
+    headers = request.headers
+    reply = await tenant_budgets(
+        services_of(request),
+        request.path_params["tenant_id"],
+        _instant(request.query_params.get("at")),
+        headers.get("authorization"),
+        headers.get("if-none-match"),
+    )
+    return reply.response()
+
+
+async def tenant_budgets(
+    services: Services, tenant_id: str, at: int | None, authorization: str | None, held_tag: str | None
+) -> Reply:
+    """Return the answer with what remains for one tenant, for whoever the header says is asking."""
+    key = await services.keys.identify(authorization)
     found = await services.budgets.get((tenant_id, at)) if key.may_read(tenant_id) and "\0" not in tenant_id else None
     if found is None:
         raise TenantNotFound("there is no such tenant, or it is not this key's to see")
     budgets = _encode(found.budgets)
-    reply = BudgetsReply(
+    body = BudgetsReply(
         found.tenant_id,
         found.time_zone,
         found.at,
@@ -51,7 +81,7 @@ async def get_tenant_budgets(request: Request) -> Response:
         _feeds(found.lag),
         msgspec.Raw(budgets),
     )
-    return _answer(request, reply, budgets, found.database_time, found.lag)
+    return _reply(held_tag, body, budgets, found.database_time, found.lag)
 
 
 @router.get("/v1/budgets", openapi_extra=BUDGETS_OPERATION, response_model=None)
@@ -72,7 +102,8 @@ async def get_budgets(request: Request) -> Response:
     last = max((one.last_batch_id for one in tenants if one.last_batch_id is not None), default=None)
     shown_at = found.database_time if at is None else from_micros(at)
     reply = AllBudgetsReply(shown_at, found.database_time, last, _feeds(found.lag), listed, following)
-    return _answer(request, reply, _encode((listed, following)), found.database_time, found.lag)
+    held_tag = request.headers.get("if-none-match")
+    return _reply(held_tag, reply, _encode((listed, following)), found.database_time, found.lag).response()
 
 
 async def _page(
@@ -114,21 +145,22 @@ def _feeds(lag: Lag) -> Feeds:
     return Feeds(lag.lag_ms, lag.in_use_count, lag.silent_count)
 
 
-def _answer(request: Request, reply: Any, content: bytes, now: datetime, lag: Lag) -> Response:
-    """Encode a reply, or say that nothing has moved since the one that the caller holds.
+def _reply(held_tag: str | None, body: Any, content: bytes, now: datetime, lag: Lag) -> Reply:
+    """Encode an answer, or say that nothing has moved since the one that the caller holds.
 
     The tag is weak: it stands for what remains, while clock and lag differ in each answer and are in headers too.
     """
     tag = f'W/"{blake2b(content, digest_size=12).hexdigest()}"'
-    headers = {
-        "etag": tag,
-        "cache-control": "private, no-cache",
-        "vary": "authorization",
-        "tallystick-database-time": now.isoformat(),
-    }
+    headers = [
+        *_HEADERS,
+        (b"etag", tag.encode()),
+        (b"tallystick-database-time", now.isoformat().encode()),
+    ]
     if lag.lag_ms is not None:
-        headers["tallystick-feed-lag-ms"] = str(lag.lag_ms)
-    held = request.headers.get("if-none-match")
-    if held is not None and (held.strip() == "*" or tag in [one.strip() for one in held.split(",")]):
-        return Response(status_code=304, headers=headers)
-    return Response(_encode(reply), headers=headers, media_type="application/json")
+        headers.append((b"tallystick-feed-lag-ms", b"%d" % lag.lag_ms))
+    if held_tag is not None and (held_tag.strip() == "*" or tag in [one.strip() for one in held_tag.split(",")]):
+        return Reply(304, headers, b"")
+    encoded = _encode(body)
+    headers.append((b"content-type", b"application/json"))
+    headers.append((b"content-length", b"%d" % len(encoded)))
+    return Reply(200, headers, encoded)

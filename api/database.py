@@ -12,6 +12,11 @@ from ledger.database import Connection
 Found = TypeVar("Found")
 
 _WAIT_SECONDS = 2.0
+# The few statements here are prepared and short: planning one anew costs more than running it.
+_OPTIONS = (
+    "-c timezone=UTC -c datestyle=ISO -c default_transaction_read_only=on"
+    " -c plan_cache_mode=force_generic_plan -c jit=off"
+)
 
 
 class Reader:
@@ -24,10 +29,7 @@ class Reader:
             max_size=connections,
             open=False,
             timeout=_WAIT_SECONDS,
-            kwargs={
-                "autocommit": True,
-                "options": "-c timezone=UTC -c datestyle=ISO -c default_transaction_read_only=on",
-            },
+            kwargs={"autocommit": True, "options": _OPTIONS},
         )
 
     async def open(self) -> None:

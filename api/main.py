@@ -17,6 +17,7 @@ from api.errors import InvalidRequest, problem_of
 from api.frame import Frame
 from api.schemas import complete
 from api.services import Services
+from api.short_cut import ShortCut
 
 VERSION: Final = "1"
 _START_SECONDS: Final = 5.0
@@ -50,6 +51,8 @@ def create_app(config: Config) -> FastAPI:
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_middleware(ShortCut, services=services)
+    # Added last, so outermost.
     app.add_middleware(Frame, metrics=services.metrics)
     plain = app.openapi
     operations = {

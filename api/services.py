@@ -12,7 +12,7 @@ from api.gather import Gather
 from api.group_commit import GroupCommit
 from api.keys import KeyRing
 from api.metrics import Metrics
-from ledger.api_keys import ApiKey, find_key
+from ledger.api_keys import ApiKey, find_keys
 from quotas.remaining import TenantBudgets, remaining
 
 Asked = tuple[str, int | None]
@@ -34,8 +34,8 @@ class Services:
         metrics = Metrics()
         reader = Reader(config.api_url, config.read_connections)
 
-        async def key(key_id: str) -> ApiKey | None:
-            return await reader.run(lambda connection: find_key(connection, key_id))
+        async def keys(key_ids: Sequence[str]) -> dict[str, ApiKey]:
+            return await reader.run(lambda connection: find_keys(connection, key_ids))
 
         async def budgets(asked: Sequence[Asked]) -> dict[Asked, TenantBudgets]:
             return (await reader.run(lambda connection: remaining(connection, asked))).tenants
@@ -44,9 +44,10 @@ class Services:
             config=config,
             metrics=metrics,
             reader=reader,
-            keys=KeyRing(key, config.key_seconds),
+            keys=KeyRing(Gather(keys).get, config.key_seconds),
             commits=GroupCommit(config, metrics),
-            budgets=Gather(budgets),
+            # Two, so that one half of the crowd is answered while the other is read for.
+            budgets=Gather(budgets, flights_max=2),
         )
 
 

@@ -51,6 +51,23 @@ async def test_a_budget_without_movements_shows_zero_and_its_window(world: Ledge
     assert answer.json()["last_batch_id"] is None
 
 
+async def test_the_short_cut_and_the_routed_way_answer_alike(world: Ledger) -> None:
+    add_budget(world)
+    token = await make_key(world, tenant_id="t-alpha")
+    async with site(world) as here:
+        for tenant_id in ("t-alpha", "t-beta", "t-alpha%20", "%2f"):
+            short = await here.client.get(f"/v1/tenants/{tenant_id}/budgets", headers=bearer(token))
+            routed = await here.client.get(f"/v1/tenants/{tenant_id}/budgets?x=1", headers=bearer(token))
+            assert short.status_code == routed.status_code
+            if short.status_code == 200:
+                assert short.json()["budgets"] == routed.json()["budgets"]
+                changing = {"tallystick-database-time", "content-length"}
+                told = [{k: v for k, v in answer.headers.items() if k not in changing} for answer in (short, routed)]
+                assert told[0] == told[1]
+            else:
+                assert short.content == routed.content
+
+
 async def test_what_is_posted_is_seen_by_the_next_read_exactly(world: Ledger) -> None:
     add_budget(world, limit="0.0003")
     token = await make_key(world, source=GATEWAY)
