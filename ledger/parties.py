@@ -88,7 +88,12 @@ class Parties:
     def tenant_at(self, tenant_id: str, instant: int) -> Tenant | None:
         """Return who pays for usage of `tenant_id` at an instant: merges move the future, not the past."""
         tenant = self.tenants.get(tenant_id)
+        passed: set[str] = set()
         while tenant is not None and tenant.merged_at is not None and instant >= tenant.merged_at:
+            if tenant.tenant_id in passed:
+                # A circle of merges has nobody who pays; commands refuse to make one.
+                return None
+            passed.add(tenant.tenant_id)
             tenant = self.tenants.get(tenant.merged_into or "")
         return tenant
 
