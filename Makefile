@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NAME ?= post
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench install clean
+.PHONY: help demo test lint oracle bench install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,10 @@ lint: $(VENV)/made ## style, types, and the contracts between the rooms
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/made ## a benchmark: make bench NAME=post (or ingest), sizes by KEYS=, EVENTS=, PAIRS=
+oracle: $(VENV)/made ## hold recorded answers and priced expectations against our reading
+	@$(BIN)/python -m tests.oracle
+
+bench: $(VENV)/made ## a benchmark: make bench NAME=post (or ingest, decode), sizes by KEYS=, EVENTS=, PAIRS=
 	@$(BIN)/python -m tests.bench $(NAME)
 
 clean: ## forget the environment and the embedded stack's data

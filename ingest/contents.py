@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from ingest.wire import UsageEvent
 
-CONTENT_HASH_VERSION: Final = 1
+CONTENT_HASH_VERSION: Final = 2
 """Raised whenever the same event would hash to something else."""
 
 _encode: Final = msgspec.json.Encoder(order="deterministic", decimal_format="number").encode
@@ -84,11 +84,12 @@ def canonical_content(event: UsageEvent, tenant: str, occurred_at: int, final: b
 # Strings of a usage object that are one of a few words; every other string may be somebody's text and is cut.
 _ENUM_KEYS: Final = frozenset(
     {
-        "service_tier", "serviceTier", "trafficType", "inference_geo", "speed", "type", "modality", "status",
-        "model", "model_id", "finish_reason", "reason",
+        "service_tier", "serviceTier", "trafficType", "inference_geo", "speed", "type", "modality", "status", "ttl",
+        "model", "model_id", "finish_reason", "stop_reason", "reason", "openai.response.service_tier",
+        "server_side_tools_used",
     }
 )  # fmt: skip
-_ENUM_VALUE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}", re.ASCII).fullmatch
+_ENUM_VALUE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,63}", re.ASCII).fullmatch
 _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII).fullmatch
 _KEY_MAX: Final = 64
 _CUT_DEPTH: Final = 8

@@ -1,30 +1,21 @@
-"""Whose usage object it is, and so what its counts include: one record per flavour, and one reader of the records.
+"""Whose usage object it is, and so what its counts include: one record per flavour, which `ingest/counts.py` interprets.
 
-Inclusive totals become disjoint meters here and nowhere else. A record says where each count stands, which counts lie
-inside which, how the total is made up and how the frames of a stream fold; code stands only beside what a table cannot
-say. Sources are named on each record; all counts are whole numbers from exact JSON, never floats.
+A record says where each count stands, which counts lie inside which, how the total is made up and how the frames of a
+stream fold. Inclusive totals become disjoint meters by these records and nowhere else. Sources are named on each.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
-from msgspec import Struct
+Place = str | tuple[str, ...]
+"""Where a count stands: keys joined by dots, or a tuple of keys where a key has dots of its own."""
+Places = tuple[Place, ...]
+"""Every spelling of one count; of several stated ones the first in this order counts, and they are never added."""
 
-from ingest.refusals import refused
-from ledger.meters import METERS, input_tokens, output_tokens
-from ledger.statements import Refused
-
-PARSER_VERSION: Final = 1
-"""Raised whenever a record or the reader reads an object differently, so that raw objects can be replayed."""
-
-COUNT_MAX: Final = 2**63 - 1
-
-Place = str
-"""Where a count stands: keys joined by dots."""
-
-# --- The records -----------------------------------------------------------------------------------------------------
+Lies = Literal["inside", "beside", "inside_or_beside", "beside_or_inside", "inside_if_it_fits"]
+"""Where a detail lies to the count of its side. Of the kinds with an `or`, the first holds unless the stated total closes
+only with the second. `inside_if_it_fits`: no total tells, so that what fits inside is taken to be there, and flagged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +23,9 @@ class Detail:
     """A count beside or inside the count of its side."""
 
     meter: str
-    at: tuple[Place, ...]
-    """Every spelling; of several stated ones the first in this order counts."""
-    lies: Literal["inside", "beside", "by_total"] = "inside"
-    """`by_total`: beside, unless the stated total closes only if it lies inside."""
-    by_modality: Place | None = None
+    at: Places
+    lies: Lies = "inside"
+    by_modality: Places = ()
     """A list or map that splits this count by modality."""
 
 
@@ -46,12 +35,12 @@ class Side:
 
     meter: str
     """What is left of the count once the details inside it are taken off."""
-    at: tuple[Place, ...]
+    at: Places
     details: tuple[Detail, ...] = ()
     required: Literal["always", "unless_total_closes", "never"] = "always"
-    modalities: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
-    """Modality to where its share of the whole side stands; text needs none, it is what is left."""
-    by_modality: Place | None = None
+    modalities: Mapping[str, Places] = field(default_factory=dict)
+    """Modality to where its share of the whole side stands; that of the side's own meter needs none, it is what is left."""
+    by_modality: Places = ()
     """A list of {modality, tokenCount}, or a map of modality to count, that splits the whole side."""
     modality_prefix: str = ""
     """`uncached_input` for uncached_input_audio_tokens."""
@@ -61,9 +50,36 @@ class Side:
 class Lifetimes:
     """Cache writes as one aggregate and split by lifetime."""
 
-    total: tuple[Place, ...]
-    split: Mapping[str, tuple[Place, ...]]
+    total: Places
+    split: Mapping[str, Places] = field(default_factory=dict)
     """Meter to place."""
+    listed: Place = ()
+    """A list of {ttl, inputTokens}."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """The ttl of that list to the meter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A list of model calls inside one answer, each with its own counts and model: each is priced alone."""
+
+    at: str
+    usage: str = ""
+    """Key of the counts in an entry; none where the entry itself holds them."""
+    kinds_in_total: frozenset[str] = frozenset()
+    """The kinds of calls that the top level counts too; none where it counts all."""
+    replaced_by: str = ""
+    """Where a call of this kind is listed, the top level counts only such calls: those before were declined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What changes the price in a way that no count shows: it is flagged, and the entry stays unpriced."""
+
+    at: str
+    flag: str
+    words: frozenset[str] = frozenset()
+    """Only if one of these stands there; none for whatever stands there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,617 +90,923 @@ class Flavour:
     wrote_by: str
     input: Side
     output: Side
-    stream: Literal["last_stated", "anthropic_deltas"]
-    total: tuple[Place, ...] = ()
+    source: str
+    version: int = 1
+    """Raised whenever this record, or what the reader makes of it, reads an object differently: see `events reread`."""
+    stream: Literal["last_stated", "anthropic_deltas", "each_counts"] = "last_stated"
+    """`each_counts`: each frame is a model call of its own, and becomes a row of its own."""
+    total: Places = ()
     """Where the provider states the sum of all token counts; none where it states no sum."""
+    is_total_optional: bool = False
+    twice_in_total: tuple[str, ...] = ()
+    """Meters that the provider's total counts a second time."""
+    outside_total: tuple[str, ...] = ()
+    """Meters that the provider's total may lack."""
     lifetimes: Lifetimes | None = None
-    calls: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    calls: Mapping[str, Places] = field(default_factory=dict)
     """Meter to place of counts that are no tokens."""
-    tier: tuple[Place, ...] = ()
+    seconds: Mapping[str, Places] = field(default_factory=dict)
+    """Meter to place of lengths in seconds, of which a started one counts as a whole one."""
+    called: Place = ()
+    """A list with one word for each call of a tool."""
+    called_words: Mapping[str, str] = field(default_factory=dict)
+    """Those words to meters; an empty meter is a tool that nobody bills."""
+    each_call: tuple[str, ...] = ()
+    """Meters of which every call counts one."""
+    inner: Inner | None = None
+    wrapped_in: Places = ()
+    """Where the counts stand if the whole answer was sent instead of its usage object."""
+    cache_hit: str = ""
+    """A flag that says: the sender's own cache answered, so that nothing was used."""
+    tier: Places = ()
+    """Where the served tier stands; the first place with another word than the standard tier's counts."""
+    premium: Places = ()
+    """Where a mode with a price of its own stands: other than the standard it is the tier, whatever else is stated."""
     tier_words: Mapping[str, str] = field(default_factory=dict)
     """The provider's word for a tier to ours, where they differ."""
+    tier_is: str = ""
+    """The tier of everything of this flavour, whatever else is stated."""
     unknown_if_absent: Mapping[str, str] = field(default_factory=dict)
     """Meter to the flag that says: this sender's counter can be switched off, so its absence is no zero."""
-    also: tuple[Place, ...] = ()
-    """Counts that stay inside the others and change no meter."""
-    unread: tuple[str, ...] = ()
-    """Lists with counts that the top level may lack and that this version does not read: shown, and not priced."""
-    source: str = ""
+    also: Places = ()
+    """Counts that stay inside the others, or beside what is billed, and change no meter."""
+    noted: Mapping[str, Places] = field(default_factory=dict)
+    """Name to place of numbers that are no quantities and worth keeping beside the entry."""
+    unread: tuple[Unread, ...] = ()
 
 
-_OPENAI_INPUT: Final = Side(
-    meter="uncached_input_tokens",
-    at=("prompt_tokens",),
-    details=(
-        Detail("cache_read_tokens", ("prompt_tokens_details.cached_tokens",)),
-        Detail("cache_write_other_tokens", ("prompt_tokens_details.cache_write_tokens",)),
-    ),
-    modalities={
-        "audio": ("prompt_tokens_details.audio_tokens",),
-        "image": ("prompt_tokens_details.image_tokens",),
-        "video": ("prompt_tokens_details.video_tokens",),
-    },
-    modality_prefix="uncached_input",
-)
+# --- OpenAI, and who writes like it ----------------------------------------------------------------------------------
 
-_OPENAI_OUTPUT: Final = Side(
-    meter="visible_output_tokens",
-    at=("completion_tokens",),
-    details=(
-        Detail("reasoning_tokens", ("completion_tokens_details.reasoning_tokens",)),
-        Detail("rejected_prediction_tokens", ("completion_tokens_details.rejected_prediction_tokens",)),
-    ),
-    modalities={
-        "audio": ("completion_tokens_details.audio_tokens",),
-        "image": ("completion_tokens_details.image_tokens",),
-    },
-    modality_prefix="visible_output",
-)
 
-_BEYOND_THE_SPLIT: Final = "unstated_lifetime_input_tokens"
+def _spelled(prefixes: tuple[str, ...], *names: str) -> Places:
+    """Return every name under every prefix, the first prefix first."""
+    return tuple(f"{prefix}.{name}" for prefix in prefixes for name in names)
 
-_RECORDS: Final = (
-    Flavour(
-        name="openai.chat",
-        wrote_by="OpenAI, chat completions",
-        input=_OPENAI_INPUT,
-        output=_OPENAI_OUTPUT,
-        total=("total_tokens",),
-        also=(
-            "prompt_tokens_details.text_tokens",
-            "completion_tokens_details.text_tokens",
-            # Predicted tokens that stand in the answer are visible output like any other.
-            "completion_tokens_details.accepted_prediction_tokens",
+
+_PROMPT_DETAILS: Final = ("prompt_tokens_details",)
+_COMPLETION_DETAILS: Final = ("completion_tokens_details",)
+
+
+def _prompt(*others: Detail, cached: Places = (), lies: Lies = "inside") -> Side:
+    return Side(
+        meter="uncached_input_tokens",
+        at=("prompt_tokens",),
+        details=(
+            Detail("cache_read_tokens", (*_spelled(_PROMPT_DETAILS, "cached_tokens"), *cached), lies),
+            *others,
         ),
-        stream="last_stated",
-        # Servers that copy this shape put the tier beside the counts; OpenAI itself puts it on the response.
-        tier=("service_tier",),
-        source="openai/openai-python types/completion_usage.py; usage API: input includes cached and written",
+        modalities={m: _spelled(_PROMPT_DETAILS, f"{m}_tokens") for m in ("audio", "image", "video")},
+        modality_prefix="uncached_input",
+    )
+
+
+def _completion(*others: Detail, reasoning: Places = (), lies: Lies = "inside") -> Side:
+    return Side(
+        meter="visible_output_tokens",
+        at=("completion_tokens",),
+        details=(
+            Detail("reasoning_tokens", (*_spelled(_COMPLETION_DETAILS, "reasoning_tokens"), *reasoning), lies),
+            Detail("rejected_prediction_tokens", _spelled(_COMPLETION_DETAILS, "rejected_prediction_tokens")),
+            *others,
+        ),
+        modalities={m: _spelled(_COMPLETION_DETAILS, f"{m}_tokens") for m in ("audio", "image")},
+        modality_prefix="visible_output",
+    )
+
+
+_WRITTEN: Final = Detail("cache_write_other_tokens", _spelled(_PROMPT_DETAILS, "cache_write_tokens"))
+_IN_BOTH: Final[Places] = (
+    "prompt_tokens_details.text_tokens",
+    "completion_tokens_details.text_tokens",
+    # Predicted tokens that stand in the answer are visible output like any other.
+    "completion_tokens_details.accepted_prediction_tokens",
+)
+_NO_OUTPUT: Final = Side(meter="visible_output_tokens", at=(), required="never")
+
+_OPENAI_CHAT: Final = Flavour(
+    name="openai.chat",
+    wrote_by="OpenAI, chat completions",
+    input=_prompt(_WRITTEN),
+    output=_completion(),
+    total=("total_tokens",),
+    also=_IN_BOTH,
+    # Servers that copy this shape put the tier beside the counts; OpenAI itself puts it on the response.
+    tier=("service_tier",),
+    source="openai/openai-python types/completion_usage.py; usage API: input includes cached and written",
+)
+
+_OPENAI_RESPONSES: Final = Flavour(
+    name="openai.responses",
+    wrote_by="OpenAI, responses and their compaction",
+    input=Side(
+        meter="uncached_input_tokens",
+        at=("input_tokens",),
+        details=(
+            Detail("cache_read_tokens", ("input_tokens_details.cached_tokens",)),
+            Detail("cache_write_other_tokens", ("input_tokens_details.cache_write_tokens",)),
+        ),
     ),
+    output=Side(
+        meter="visible_output_tokens",
+        at=("output_tokens",),
+        details=(Detail("reasoning_tokens", ("output_tokens_details.reasoning_tokens",)),),
+    ),
+    total=("total_tokens",),
+    tier=("service_tier",),
+    source="openai/openai-python types/responses/response_usage.py, compacted_response.py",
+)
+
+_OPENAI_REALTIME: Final = Flavour(
+    name="openai.realtime",
+    wrote_by="OpenAI, realtime",
+    input=Side(
+        meter="uncached_input_tokens",
+        at=("input_tokens",),
+        details=(
+            Detail(
+                "cache_read_tokens",
+                ("input_token_details.cached_tokens",),
+                by_modality=("input_token_details.cached_tokens_details",),
+            ),
+        ),
+        modalities={m: (f"input_token_details.{m}_tokens",) for m in ("audio", "image")},
+        modality_prefix="uncached_input",
+    ),
+    output=Side(
+        meter="visible_output_tokens",
+        at=("output_tokens",),
+        details=(Detail("reasoning_tokens", ("output_token_details.reasoning_tokens",)),),
+        modalities={"audio": ("output_token_details.audio_tokens",)},
+        modality_prefix="visible_output",
+    ),
+    total=("total_tokens",),
+    # Each response of a session is billed by itself, with the earlier turns as (mostly cached) input.
+    stream="each_counts",
+    also=("input_token_details.text_tokens", "output_token_details.text_tokens"),
+    # The transcription of what was heard is another model's call: an event of its own, flavour openai.transcription.
+    unread=(Unread("type", "transcription_unread"),),
+    source="openai/openai-python types/realtime/realtime_response_usage*.py",
+)
+
+_EMBEDDINGS: Final = Flavour(
+    name="openai.embeddings",
+    wrote_by="OpenAI, embeddings, and servers that write like it",
+    input=Side(meter="embedding_input_tokens", at=("prompt_tokens",)),
+    output=_NO_OUTPUT,
+    total=("total_tokens",),
+    source="openai/openai-python types/create_embedding_response.py",
+)
+
+_OPENAI: Final = (
+    _OPENAI_CHAT,
+    _OPENAI_RESPONSES,
+    _OPENAI_REALTIME,
     Flavour(
-        name="anthropic.messages",
-        wrote_by="Anthropic, messages",
+        name="openai.images",
+        wrote_by="OpenAI, images",
         input=Side(
             meter="uncached_input_tokens",
             at=("input_tokens",),
-            details=(
-                Detail("cache_read_tokens", ("cache_read_input_tokens",), lies="beside"),
-                Detail("cache_write_5m_tokens", (), lies="beside"),
-                Detail("cache_write_1h_tokens", (), lies="beside"),
-                Detail("cache_write_other_tokens", (), lies="beside"),
-            ),
-        ),
-        output=Side(
-            meter="visible_output_tokens",
-            at=("output_tokens",),
-            details=(Detail("reasoning_tokens", ("output_tokens_details.thinking_tokens",)),),
-        ),
-        stream="anthropic_deltas",
-        lifetimes=Lifetimes(
-            total=("cache_creation_input_tokens",),
-            split={
-                "cache_write_5m_tokens": ("cache_creation.ephemeral_5m_input_tokens",),
-                "cache_write_1h_tokens": ("cache_creation.ephemeral_1h_input_tokens",),
-                # No provider sends this one: the fold of a stream puts it there.
-                "cache_write_other_tokens": (f"cache_creation.{_BEYOND_THE_SPLIT}",),
-            },
-        ),
-        calls={
-            "web_search_calls": ("server_tool_use.web_search_requests",),
-            "web_fetch_calls": ("server_tool_use.web_fetch_requests",),
-        },
-        tier=("service_tier",),
-        unread=("iterations",),
-        source="anthropics/anthropic-sdk-python types/usage.py, types/message_delta_usage.py, types/cache_creation.py",
-    ),
-    Flavour(
-        name="gemini.generate_content",
-        wrote_by="Google, Gemini API and Vertex AI",
-        input=Side(
-            meter="uncached_input_tokens",
-            at=("promptTokenCount",),
-            details=(
-                Detail("cache_read_tokens", ("cachedContentTokenCount",), by_modality="cacheTokensDetails"),
-                Detail("tool_prompt_tokens", ("toolUsePromptTokenCount",), lies="beside"),
-            ),
-            by_modality="promptTokensDetails",
+            details=(Detail("cache_read_tokens", ("input_tokens_details.cached_tokens",)),),
+            modalities={"image": ("input_tokens_details.image_tokens",)},
             modality_prefix="uncached_input",
         ),
         output=Side(
-            meter="visible_output_tokens",
-            at=("candidatesTokenCount",),
-            # An older variant counts thoughts inside the candidates; only the total tells.
-            details=(Detail("reasoning_tokens", ("thoughtsTokenCount",), lies="by_total"),),
-            # Left out where nothing was said; the total must then close without it.
-            required="unless_total_closes",
-            by_modality="candidatesTokensDetails",
+            # Details are optional: without them all that an image model makes is image.
+            meter="visible_output_image_tokens",
+            at=("output_tokens",),
+            modalities={"text": ("output_tokens_details.text_tokens",)},
             modality_prefix="visible_output",
         ),
-        total=("totalTokenCount",),
-        stream="last_stated",
-        tier=("serviceTier", "trafficType"),
-        tier_words={
-            "ON_DEMAND": "standard",
-            "ON_DEMAND_PRIORITY": "priority",
-            "ON_DEMAND_FLEX": "flex",
-            "PROVISIONED_THROUGHPUT": "provisioned",
-        },
-        source="googleapis/python-genai types.py GenerateContentResponseUsageMetadata, with the total's formula",
+        total=("total_tokens",),
+        also=("input_tokens_details.text_tokens", "output_tokens_details.image_tokens"),
+        source="openai/openai-python types/images_response.py",
     ),
     Flavour(
-        name="vllm.chat",
-        wrote_by="vLLM, the OpenAI-compatible server",
+        name="openai.transcription",
+        wrote_by="OpenAI, transcription: tokens or a duration",
+        input=Side(
+            meter="uncached_input_tokens",
+            at=("input_tokens",),
+            required="never",
+            modalities={"audio": ("input_token_details.audio_tokens",)},
+            modality_prefix="uncached_input",
+        ),
+        output=Side(meter="visible_output_tokens", at=("output_tokens",), required="never"),
+        total=("total_tokens",),
+        is_total_optional=True,
+        seconds={"audio_input_seconds": ("seconds",)},
+        also=("input_token_details.text_tokens",),
+        source="openai/openai-python types/audio/transcription.py: a union on `type`",
+    ),
+    Flavour(
+        name="openai.speech",
+        wrote_by="OpenAI, speech: the sender counts the characters of the request",
+        input=Side(meter="uncached_input_tokens", at=("input_tokens",), required="never"),
+        output=Side(
+            meter="visible_output_audio_tokens",
+            at=("output_tokens",),
+            required="never",
+        ),
+        total=("total_tokens",),
+        is_total_optional=True,
+        calls={"characters": ("characters", "input_characters")},
+        source="openai/openai-python types/audio/speech_create_params.py; the usage API counts characters",
+    ),
+    _EMBEDDINGS,
+    Flavour(
+        name="openai.batch",
+        wrote_by="OpenAI, one line of a batch's results, of either API",
+        # The job's own usage is a check of the lines and never an event beside them.
+        input=replace(
+            _OPENAI_RESPONSES.input,
+            at=("input_tokens", "prompt_tokens"),
+            details=(
+                Detail(
+                    "cache_read_tokens", ("input_tokens_details.cached_tokens", "prompt_tokens_details.cached_tokens")
+                ),
+                Detail(
+                    "cache_write_other_tokens",
+                    ("input_tokens_details.cache_write_tokens", "prompt_tokens_details.cache_write_tokens"),
+                ),
+            ),
+            modalities={m: _spelled(_PROMPT_DETAILS, f"{m}_tokens") for m in ("audio", "image")},
+            modality_prefix="uncached_input",
+        ),
+        output=replace(
+            _OPENAI_RESPONSES.output,
+            at=("output_tokens", "completion_tokens"),
+            details=(
+                Detail(
+                    "reasoning_tokens",
+                    ("output_tokens_details.reasoning_tokens", "completion_tokens_details.reasoning_tokens"),
+                ),
+                Detail("rejected_prediction_tokens", _spelled(_COMPLETION_DETAILS, "rejected_prediction_tokens")),
+            ),
+            # An embedding's line has no output.
+            required="unless_total_closes",
+        ),
+        total=("total_tokens",),
+        tier_is="batch",
+        also=_IN_BOTH,
+        source="openai/openai-python types/batch_usage.py; a line holds the body of the API that it went to",
+    ),
+    replace(
+        _OPENAI_CHAT,
+        name="azure.chat",
+        wrote_by="Azure OpenAI and Foundry, chat completions",
+        output=_completion(reasoning=("reasoning_tokens",)),
+        also=(*_IN_BOTH, "audio_prompt_tokens"),
+        source="as openai.chat (pydantic/genai-prices azure.yml); hosted models put reasoning beside the counts",
+    ),
+    replace(
+        _OPENAI_RESPONSES, name="azure.responses", wrote_by="Azure OpenAI, responses", source="as openai.responses"
+    ),
+    replace(_OPENAI_REALTIME, name="azure.realtime", wrote_by="Azure OpenAI, realtime", source="as openai.realtime"),
+)
+
+_LIKE_OPENAI: Final = (
+    replace(
+        _OPENAI_CHAT,
+        name="openai.compatible",
+        wrote_by="Servers that write like OpenAI: Cerebras, Together, Hugging Face, Snowflake, Heroku, Z.ai and others",
+        input=_prompt(_WRITTEN, cached=("cached_tokens",)),
+        output=_completion(reasoning=("reasoning_tokens",)),
+        source="recordings in data/wire-usage: some put cached_tokens beside the counts",
+    ),
+    replace(
+        _OPENAI_CHAT,
+        name="alibaba.chat",
+        wrote_by="Alibaba, Qwen",
+        input=_prompt(
+            Detail(
+                "cache_write_other_tokens",
+                _spelled(_PROMPT_DETAILS, "cache_creation_input_tokens", "cache_write_tokens"),
+            )
+        ),
+        source="vercel/ai packages/alibaba: reads and writes lie inside the prompt",
+    ),
+    replace(
+        _OPENAI_CHAT,
+        name="moonshot.chat",
+        wrote_by="Moonshot, Kimi",
+        input=_prompt(cached=("cached_tokens",)),
+        source="vercel/ai packages/moonshotai: cached tokens at the top level or in the details, inside the prompt",
+    ),
+    replace(
+        _OPENAI_CHAT,
+        name="perplexity.chat",
+        wrote_by="Perplexity",
+        output=_completion(
+            Detail("citation_tokens", ("citation_tokens",), "beside_or_inside"),
+            reasoning=("reasoning_tokens",),
+            # Two libraries read it in two ways; only the total tells.
+            lies="beside_or_inside",
+        ),
+        calls={"web_search_calls": ("num_search_queries",)},
+        source="pydantic/genai-prices perplexity.yml: citation and reasoning are billed besides, in deep research",
+    ),
+    replace(
+        _OPENAI_CHAT,
+        name="deepseek.chat",
+        wrote_by="DeepSeek",
+        input=_prompt(cached=("prompt_cache_hit_tokens",)),
+        also=(*_IN_BOTH, "prompt_cache_miss_tokens"),
+        source="vercel/ai packages/deepseek: hit and miss make the prompt; reasoning lies inside the completion",
+    ),
+    replace(
+        _OPENAI_CHAT,
+        name="mistral.chat",
+        wrote_by="Mistral",
+        input=_prompt(
+            # Whether connectors' tokens lie inside the prompt is documented nowhere.
+            Detail("tool_prompt_tokens", ("connector_tokens",), "beside_or_inside"),
+            cached=("prompt_token_details.cached_tokens", "num_cached_tokens"),
+        ),
+        seconds={"audio_input_seconds": ("prompt_audio_seconds",)},
+        source="mistralai/client-python usageinfo.py, conversationusageinfo.py; three spellings of cached tokens",
+    ),
+    Flavour(
+        name="mistral.ocr",
+        wrote_by="Mistral, OCR",
+        input=Side(meter="uncached_input_tokens", at=("prompt_tokens",), required="never"),
+        output=Side(meter="visible_output_tokens", at=("completion_tokens",), required="never"),
+        calls={"pages": ("pages_processed",)},
+        source="mistralai/client-python ocrusageinfo.py",
+    ),
+    replace(
+        _OPENAI_CHAT,
+        name="groq.chat",
+        wrote_by="Groq, and its compound systems",
+        inner=Inner("usage_breakdown.models", usage="usage"),
+        # The last chunk of a stream holds the counts under x_groq; elsewhere that key has another meaning.
+        wrapped_in=("x_groq.usage",),
+        source="groq/groq-python types/completion_usage.py, chat_completion.py, chat_completion_chunk.py",
+    ),
+    replace(
+        _OPENAI_CHAT,
+        name="openrouter.chat",
+        wrote_by="OpenRouter, chat completions",
+        calls={
+            "web_search_calls": ("server_tool_use_details.web_search_requests", "server_tool_use.web_search_requests")
+        },
+        premium=("speed",),
+        noted={"provider_cost": ("cost",)},
+        source="pydantic/genai-prices openrouter.yml; recordings in data/wire-usage",
+    ),
+    replace(
+        _OPENAI_RESPONSES,
+        name="openrouter.responses",
+        wrote_by="OpenRouter, responses",
+        noted={"provider_cost": ("cost",)},
+        source="recordings in data/wire-usage",
+    ),
+)
+
+# --- xAI: three APIs, two conventions --------------------------------------------------------------------------------
+
+_XAI: Final = (
+    replace(
+        _OPENAI_CHAT,
+        name="xai.chat",
+        wrote_by="xAI, chat completions",
+        # Reads lie inside the prompt, but for answers whose total closes only with them beside it.
+        input=_prompt(lies="inside_or_beside"),
+        output=_completion(lies="beside_or_inside"),
+        noted={"cost_in_usd_ticks": ("cost_in_usd_ticks",)},
+        source="vercel/ai packages/xai convert-xai-chat-usage.ts, pull request 12425; recordings: total holds reasoning",
+    ),
+    replace(
+        _OPENAI_RESPONSES,
+        name="xai.responses",
+        wrote_by="xAI, responses",
+        calls={
+            f"{tool}_calls": (f"server_side_tool_usage_details.{name}_calls",)
+            for tool, name in (
+                ("web_search", "web_search"),
+                ("x_search", "x_search"),
+                ("code_execution", "code_interpreter"),
+                ("file_search", "file_search"),
+                ("document_search", "document_search"),
+                ("image_generation", "image_generation"),
+            )
+        },
+        noted={"cost_in_usd_ticks": ("cost_in_usd_ticks",)},
+        source="vercel/ai packages/xai responses; recordings: reasoning lies inside the output",
+    ),
+    Flavour(
+        name="xai.native",
+        wrote_by="xAI, native API",
         input=Side(
             meter="uncached_input_tokens",
             at=("prompt_tokens",),
-            details=(Detail("cache_read_tokens", ("prompt_tokens_details.cached_tokens",)),),
-            by_modality="prompt_tokens_details.multimodal_tokens",
+            details=(Detail("cache_read_tokens", ("cached_prompt_text_tokens",)),),
+            modalities={"image": ("prompt_image_tokens",)},
             modality_prefix="uncached_input",
         ),
         output=Side(
             meter="visible_output_tokens",
             at=("completion_tokens",),
-            details=(Detail("reasoning_tokens", ("completion_tokens_details.reasoning_tokens",)),),
+            details=(Detail("reasoning_tokens", ("reasoning_tokens",), "beside_or_inside"),),
         ),
         total=("total_tokens",),
-        stream="last_stated",
-        # Computed like any other and billed by nobody: they stay uncached input.
-        also=("prompt_tokens_details.created_cache_tokens",),
-        unknown_if_absent={"cache_read_tokens": "cache_unknown"},
-        source="vllm entrypoints/serve/engine/protocol.py; cached counts only with --enable-prompt-tokens-details",
+        called="server_side_tools_used",
+        called_words={
+            "SERVER_SIDE_TOOL_WEB_SEARCH": "web_search_calls",
+            "SERVER_SIDE_TOOL_X_SEARCH": "x_search_calls",
+            "SERVER_SIDE_TOOL_CODE_EXECUTION": "code_execution_calls",
+            "SERVER_SIDE_TOOL_COLLECTIONS_SEARCH": "file_search_calls",
+            "SERVER_SIDE_TOOL_ATTACHMENT_SEARCH": "document_search_calls",
+            # The server behind it is the caller's own.
+            "SERVER_SIDE_TOOL_MCP": "",
+        },
+        also=("prompt_text_tokens",),
+        tier=("service_tier",),
+        noted={"cost_in_usd_ticks": ("cost_in_usd_ticks",)},
+        source="xai-org/xai-proto usage.proto; recordings: cached text lies inside the prompt, reasoning in the total",
+    ),
+    Flavour(
+        name="xai.realtime",
+        wrote_by="xAI, realtime",
+        input=Side(
+            meter="uncached_input_tokens",
+            at=("input_tokens",),
+            modalities={"audio": ("input_token_details.audio_tokens",)},
+            modality_prefix="uncached_input",
+        ),
+        output=Side(
+            meter="visible_output_tokens",
+            at=("output_tokens",),
+            modalities={"audio": ("output_token_details.audio_tokens",)},
+            modality_prefix="visible_output",
+        ),
+        total=("total_tokens",),
+        stream="each_counts",
+        also=("input_token_details.text_tokens", "output_token_details.text_tokens"),
+        noted={"billable_audio_seconds": ("billable_audio_seconds",)},
+        source="recordings in data/wire-usage",
     ),
 )
 
-FLAVOURS: Final[Mapping[str, Flavour]] = {flavour.name: flavour for flavour in _RECORDS}
+# --- Anthropic -------------------------------------------------------------------------------------------------------
 
-# --- The reader ------------------------------------------------------------------------------------------------------
+BEYOND_THE_SPLIT: Final = "unstated_lifetime_input_tokens"
+"""Where the fold of a stream puts writes beyond the split of its start."""
+
+_ANTHROPIC: Final = Flavour(
+    name="anthropic.messages",
+    wrote_by="Anthropic, messages and their batches; Claude on Vertex AI and in Bedrock's InvokeModel",
+    version=2,
+    input=Side(
+        meter="uncached_input_tokens",
+        at=("input_tokens",),
+        details=(
+            Detail("cache_read_tokens", ("cache_read_input_tokens",), "beside"),
+            Detail("cache_write_5m_tokens", (), "beside"),
+            Detail("cache_write_1h_tokens", (), "beside"),
+            Detail("cache_write_other_tokens", (), "beside"),
+        ),
+    ),
+    output=Side(
+        meter="visible_output_tokens",
+        at=("output_tokens",),
+        details=(Detail("reasoning_tokens", ("output_tokens_details.thinking_tokens",)),),
+    ),
+    stream="anthropic_deltas",
+    lifetimes=Lifetimes(
+        total=("cache_creation_input_tokens",),
+        split={
+            "cache_write_5m_tokens": ("cache_creation.ephemeral_5m_input_tokens",),
+            "cache_write_1h_tokens": ("cache_creation.ephemeral_1h_input_tokens",),
+            # No provider sends this one: the fold of a stream puts it there.
+            "cache_write_other_tokens": (f"cache_creation.{BEYOND_THE_SPLIT}",),
+        },
+    ),
+    calls={
+        "web_search_calls": ("server_tool_use.web_search_requests",),
+        "web_fetch_calls": ("server_tool_use.web_fetch_requests",),
+    },
+    tier=("service_tier",),
+    premium=("speed",),
+    inner=Inner("iterations", kinds_in_total=frozenset({"message"}), replaced_by="fallback_message"),
+    # Redeemed credit makes some of the writes cost what reads cost; how many, no count says.
+    unread=(Unread("fallback_credit.status", "fallback_credit", frozenset({"redeemed"})),),
+    source="anthropics/anthropic-sdk-python types/usage.py, message_delta_usage.py, beta/beta_*_iteration_usage.py",
+)
+
+_HIDDEN_CACHE: Final = {"cache_read_tokens": "cache_unknown"}
+
+# --- Google ----------------------------------------------------------------------------------------------------------
+
+_GEMINI: Final = Flavour(
+    name="gemini.generate_content",
+    wrote_by="Google, Gemini API and Vertex AI",
+    input=Side(
+        meter="uncached_input_tokens",
+        at=("promptTokenCount",),
+        details=(
+            Detail("cache_read_tokens", ("cachedContentTokenCount",), by_modality=("cacheTokensDetails",)),
+            Detail("tool_prompt_tokens", ("toolUsePromptTokenCount",), "beside"),
+        ),
+        by_modality=("promptTokensDetails",),
+        modality_prefix="uncached_input",
+    ),
+    output=Side(
+        meter="visible_output_tokens",
+        at=("candidatesTokenCount",),
+        # An older variant counts thoughts inside the candidates; only the total tells.
+        details=(Detail("reasoning_tokens", ("thoughtsTokenCount",), "beside_or_inside"),),
+        # Left out where nothing was said; the total must then close without it.
+        required="unless_total_closes",
+        by_modality=("candidatesTokensDetails",),
+        modality_prefix="visible_output",
+    ),
+    total=("totalTokenCount",),
+    tier=("serviceTier", "trafficType"),
+    tier_words={
+        "ON_DEMAND": "standard",
+        "ON_DEMAND_PRIORITY": "priority",
+        "ON_DEMAND_FLEX": "flex",
+        "PROVISIONED_THROUGHPUT": "provisioned",
+    },
+    source="googleapis/python-genai types.py GenerateContentResponseUsageMetadata, with the total's formula",
+)
+
+_GOOGLE: Final = (
+    _GEMINI,
+    replace(
+        _GEMINI,
+        name="gemini.live",
+        wrote_by="Google, Live API",
+        output=replace(
+            _GEMINI.output,
+            at=("responseTokenCount", "candidatesTokenCount"),
+            # Recordings have more thoughts than response, all of the response audio, and a total without them.
+            details=(Detail("reasoning_tokens", ("thoughtsTokenCount",), "beside"),),
+            by_modality=("responseTokensDetails", "candidatesTokensDetails"),
+        ),
+        outside_total=("reasoning_tokens",),
+        # Recordings: each turn states its own counts, with the earlier turns as its prompt.
+        stream="each_counts",
+        source="googleapis/python-genai types.py UsageMetadata; recordings in data/wire-usage",
+    ),
+    Flavour(
+        name="gemini.interactions",
+        wrote_by="Google, Interactions API",
+        input=Side(
+            meter="uncached_input_tokens",
+            at=("total_input_tokens",),
+            details=(
+                Detail("cache_read_tokens", ("total_cached_tokens",), by_modality=("cached_tokens_by_modality",)),
+                Detail("tool_prompt_tokens", ("total_tool_use_tokens",), "beside"),
+            ),
+            by_modality=("input_tokens_by_modality",),
+            modality_prefix="uncached_input",
+        ),
+        output=Side(
+            meter="visible_output_tokens",
+            at=("total_output_tokens",),
+            details=(Detail("reasoning_tokens", ("total_thought_tokens",), "beside"),),
+            by_modality=("output_tokens_by_modality",),
+            modality_prefix="visible_output",
+        ),
+        total=("total_tokens",),
+        source="googleapis/python-genai _gaos/types/interactions/usage.py; vercel/ai: cached inside, thoughts beside",
+    ),
+    Flavour(
+        name="gemini.embeddings",
+        wrote_by="Google, embeddings",
+        input=Side(
+            meter="embedding_input_tokens",
+            at=("promptTokenCount",),
+            by_modality=("promptTokensDetails", "promptTokenDetails"),
+            modality_prefix="uncached_input",
+        ),
+        output=_NO_OUTPUT,
+        total=("totalTokenCount",),
+        is_total_optional=True,
+        source="recordings in data/wire-usage",
+    ),
+)
+
+# --- Amazon Bedrock --------------------------------------------------------------------------------------------------
+
+_BEDROCK_WRITES: Final = Lifetimes(
+    total=("cacheWriteInputTokens", "cacheWriteInputTokenCount"),
+    listed="cacheDetails",
+    words={"5m": "cache_write_5m_tokens", "1h": "cache_write_1h_tokens"},
+)
+_BEDROCK_CACHE: Final = (
+    "cache_read_tokens",
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+    "cache_write_other_tokens",
+)
 
 
-class Counted(Struct, frozen=True, gc=False):
-    """What a usage object says, in meters: each token in exactly one."""
-
-    quantities: dict[str, int] | None
-    """Counts above zero; None where not one count could be read."""
-    flags: tuple[str, ...] = ()
-    """Sorted."""
-    is_priceable: bool = True
-    notes: Mapping[str, Any] | None = None
-    tier: str | None = None
-    """The service tier that the object itself names."""
-    input_tokens: int = 0
-    output_tokens: int = 0
-    is_plain: bool = False
-    """True where the object holds nothing but whole counts that its record names, so that it can be kept as it is."""
+def _bedrock_input(at: Places, lies: Lies) -> Side:
+    read: Places = ("cacheReadInputTokens", "cacheReadInputTokenCount")
+    first, *written = _BEDROCK_CACHE
+    return Side("uncached_input_tokens", at, (Detail(first, read, lies), *(Detail(m, (), lies) for m in written)))
 
 
-class _Plan:
-    """A record turned into what the reader walks: built once, at import."""
+_BEDROCK: Final = (
+    Flavour(
+        name="bedrock.converse",
+        wrote_by="Amazon Bedrock, Converse: Claude, Nova and others",
+        input=_bedrock_input(("inputTokens",), "beside"),
+        output=Side("visible_output_tokens", ("outputTokens",)),
+        total=("totalTokens",),
+        lifetimes=_BEDROCK_WRITES,
+        tier=("serviceTier.type",),
+        source="boto/botocore bedrock-runtime service-2.json TokenUsage, CacheDetail; recordings: the total holds the cache",
+    ),
+    Flavour(
+        name="bedrock.converse_openai",
+        wrote_by="Amazon Bedrock, ConverseStream of OpenAI's models",
+        input=_bedrock_input(("inputTokens",), "inside_if_it_fits"),
+        output=Side("visible_output_tokens", ("outputTokens",)),
+        total=("totalTokens",),
+        twice_in_total=_BEDROCK_CACHE,
+        lifetimes=_BEDROCK_WRITES,
+        tier=("serviceTier.type",),
+        source="maximhq/bifrost pull request 6942: the stream's input holds what was read and written, the answer's does not",
+    ),
+    Flavour(
+        name="bedrock.invoke",
+        wrote_by="Amazon Bedrock, InvokeModel: its metrics, and bodies that are not Anthropic's",
+        input=_bedrock_input(("inputTokenCount", "inputTokens", "prompt_token_count", "inputTextTokenCount"), "beside"),
+        output=Side("visible_output_tokens", ("outputTokenCount", "outputTokens", "generation_token_count")),
+        total=("totalTokens",),
+        is_total_optional=True,
+        lifetimes=_BEDROCK_WRITES,
+        wrapped_in=("amazon-bedrock-invocationMetrics",),
+        source="getlago/lago-agent-sdk-python adapters/bedrock_invoke.py; invocation metrics say the same as the body",
+    ),
+)
 
-    __slots__ = ("flavour", "has_total", "in_meter", "out_meter", "places", "sides", "spellings", "tier")
+# --- Cohere and Voyage -----------------------------------------------------------------------------------------------
 
-    def __init__(self, flavour: Flavour) -> None:
-        self.flavour = flavour
-        self.places: dict[str, Any] = {}
-        """The keys to walk: a key leads to a slot, or to the keys below it."""
-        self.spellings: dict[str, str] = {}
-        """Slot of a later spelling to the slot that it stands for."""
-        self.has_total = bool(flavour.total)
-        self.tier = tuple(place.split(".") for place in flavour.tier)
-        self._put("total", flavour.total)
-        self.in_meter, self.out_meter = flavour.input.meter, flavour.output.meter
-        self.sides: list[_SidePlan] = []
-        for side, name in ((flavour.input, "input"), (flavour.output, "output")):
-            self._put(name, side.at)
-            for detail in side.details:
-                self._put(detail.meter, detail.at)
-                if detail.by_modality:
-                    self._put(f"{detail.meter}/modalities", (detail.by_modality,))
-            for modality, at in side.modalities.items():
-                self._put(f"{name}/{modality}", at)
-            if side.by_modality:
-                self._put(f"{name}/modalities", (side.by_modality,))
-            self.sides.append(_side_plan(side, name))
-        if flavour.lifetimes:
-            self._put("writes", flavour.lifetimes.total)
-            for meter, at in flavour.lifetimes.split.items():
-                self._put(f"split/{meter}", at)
-        for meter, at in flavour.calls.items():
-            self._put(meter, at)
-        for place in flavour.also:
-            self._put("also", (place,))
+_COHERE: Final = (
+    Flavour(
+        name="cohere.chat",
+        wrote_by="Cohere, chat",
+        # What is billed counts; what was processed can be more, and whether it holds the cached ones is not documented.
+        input=Side("uncached_input_tokens", ("billed_units.input_tokens",)),
+        output=Side("visible_output_tokens", ("billed_units.output_tokens",)),
+        noted={
+            "processed_input_tokens": ("tokens.input_tokens",),
+            "processed_output_tokens": ("tokens.output_tokens",),
+            "cached_tokens": ("cached_tokens",),
+        },
+        source="cohere-ai/cohere-python types/usage.py, usage_billed_units.py",
+    ),
+    Flavour(
+        name="cohere.embeddings",
+        wrote_by="Cohere, embeddings",
+        input=Side(
+            "embedding_input_tokens",
+            ("billed_units.input_tokens",),
+            (Detail("uncached_input_image_tokens", ("billed_units.image_tokens",), "beside"),),
+            required="never",
+        ),
+        output=_NO_OUTPUT,
+        calls={"images": ("billed_units.images",)},
+        source="cohere-ai/cohere-python types/api_meta_billed_units.py",
+    ),
+    Flavour(
+        name="cohere.rerank",
+        wrote_by="Cohere, rerank",
+        input=Side("uncached_input_tokens", ("billed_units.input_tokens",), required="never"),
+        output=_NO_OUTPUT,
+        calls={"search_units": ("billed_units.search_units",)},
+        source="cohere-ai/cohere-python types/api_meta_billed_units.py: a unit is a query with up to 100 documents",
+    ),
+    Flavour(
+        name="voyage.embeddings",
+        wrote_by="Voyage, embeddings and rerank",
+        input=Side("embedding_input_tokens", ("total_tokens",)),
+        output=_NO_OUTPUT,
+        source="recordings in data/wire-usage: one count, of input",
+    ),
+)
 
-    def _put(self, slot: str, at: Sequence[Place]) -> None:
-        for number, place in enumerate(at):
-            *parents, last = place.split(".")
-            keys = self.places
-            for parent in parents:
-                keys = keys.setdefault(parent, {})
-            keys[last] = slot if number == 0 else f"{slot}#{number}"
-            if number:
-                self.spellings[f"{slot}#{number}"] = slot
+# --- Engines that one runs oneself -----------------------------------------------------------------------------------
+
+_VLLM_CHAT: Final = Flavour(
+    name="vllm.chat",
+    wrote_by="vLLM, the OpenAI-compatible server",
+    input=Side(
+        meter="uncached_input_tokens",
+        at=("prompt_tokens",),
+        details=(Detail("cache_read_tokens", ("prompt_tokens_details.cached_tokens",)),),
+        by_modality=("prompt_tokens_details.multimodal_tokens",),
+        modality_prefix="uncached_input",
+    ),
+    output=Side(
+        meter="visible_output_tokens",
+        at=("completion_tokens",),
+        details=(Detail("reasoning_tokens", ("completion_tokens_details.reasoning_tokens",)),),
+    ),
+    total=("total_tokens",),
+    # Computed like any other and billed by nobody: they stay uncached input.
+    also=("prompt_tokens_details.created_cache_tokens",),
+    unknown_if_absent=_HIDDEN_CACHE,
+    source="vllm entrypoints/serve/engine/protocol.py; cached counts only with --enable-prompt-tokens-details",
+)
+
+_ENGINES: Final = (
+    _VLLM_CHAT,
+    replace(
+        _ANTHROPIC,
+        name="vllm.messages",
+        version=1,
+        wrote_by="vLLM, the Anthropic-compatible server",
+        inner=None,
+        unread=(),
+        unknown_if_absent=_HIDDEN_CACHE,
+        source="vllm entrypoints/anthropic/serving.py: without cache details the whole prompt is input_tokens",
+    ),
+    Flavour(
+        name="vllm.rerank",
+        wrote_by="vLLM, rerank and score",
+        # A query is what is sold; the tokens that it took are information.
+        input=Side("uncached_input_tokens", (), required="never"),
+        output=_NO_OUTPUT,
+        each_call=("search_units",),
+        noted={"tokens": ("total_tokens", "prompt_tokens")},
+        source="vllm entrypoints/pooling: prompt and total tokens, no completion",
+    ),
+    replace(
+        _VLLM_CHAT,
+        name="sglang.chat",
+        wrote_by="SGLang, the OpenAI-compatible server",
+        input=replace(
+            _VLLM_CHAT.input,
+            by_modality=(),
+            modalities={m: _spelled(_PROMPT_DETAILS, f"{m}_tokens") for m in ("audio", "image", "video")},
+        ),
+        output=replace(
+            _VLLM_CHAT.output,
+            # The same number twice.
+            details=(Detail("reasoning_tokens", ("completion_tokens_details.reasoning_tokens", "reasoning_tokens")),),
+        ),
+        also=(),
+        source="sglang srt/entrypoints/openai/usage_processor.py; cached counts only with --enable-cache-report",
+    ),
+    replace(
+        _ANTHROPIC,
+        name="sglang.messages",
+        version=1,
+        wrote_by="SGLang, the Anthropic-compatible server",
+        inner=None,
+        unread=(),
+        unknown_if_absent=_HIDDEN_CACHE,
+        source="sglang srt/entrypoints/anthropic/serving.py: without the cache report the whole prompt is input_tokens",
+    ),
+    Flavour(
+        name="tgi.chat",
+        wrote_by="Text Generation Inference",
+        input=Side("uncached_input_tokens", ("prompt_tokens",)),
+        output=Side("visible_output_tokens", ("completion_tokens",)),
+        total=("total_tokens",),
+        source="huggingface/text-generation-inference router/src/chat.rs, lib.rs",
+    ),
+    Flavour(
+        name="ollama.chat",
+        wrote_by="Ollama, its own API",
+        # Neither the cached nor the thinking share can be split off. Zero counts are left out by the server, which is
+        # not to be told from a count that was lost, so that both are required.
+        input=Side("uncached_input_tokens", ("prompt_eval_count",)),
+        output=Side("visible_output_tokens", ("eval_count",)),
+        source="ollama/ollama api/types.go Metrics",
+    ),
+    Flavour(
+        name="llamacpp.chat",
+        wrote_by="llama.cpp, the OpenAI-compatible server",
+        input=Side(
+            "uncached_input_tokens",
+            ("prompt_tokens",),
+            (Detail("cache_read_tokens", ("prompt_tokens_details.cached_tokens", "timings.cache_n")),),
+        ),
+        output=Side("visible_output_tokens", ("completion_tokens",)),
+        total=("total_tokens",),
+        source="ggml-org/llama.cpp tools/server/server-task.cpp usage_json_oaicompat",
+    ),
+    Flavour(
+        name="llamacpp.completion",
+        wrote_by="llama.cpp, its own API",
+        # tokens_cached is what the server holds after the request, and no hit.
+        input=Side(
+            "uncached_input_tokens",
+            ("tokens_evaluated",),
+            (Detail("cache_read_tokens", ("timings.cache_n",)),),
+        ),
+        output=Side("visible_output_tokens", ("tokens_predicted",)),
+        also=("timings.prompt_n", "timings.predicted_n", "tokens_cached"),
+        source="ggml-org/llama.cpp tools/server/server-task.cpp: timings.cache_n + timings.prompt_n make the prompt",
+    ),
+)
+
+# --- What others made of a provider's counts -------------------------------------------------------------------------
 
 
-class _SidePlan(NamedTuple):
-    name: str
-    meter: str
-    inside: tuple[str, ...]
-    beside: tuple[str, ...]
-    by_total: tuple[str, ...]
-    modalities: tuple[str, ...]
-    side: Side
+def _otel(*names: str) -> Places:
+    return tuple((f"gen_ai.usage.{name}",) for name in names)
 
 
-def _side_plan(side: Side, name: str) -> _SidePlan:
-    inside, beside, by_total = (
-        tuple(detail.meter for detail in side.details if detail.lies == lies)
-        for lies in ("inside", "beside", "by_total")
+_RELAYS: Final = (
+    Flavour(
+        name="litellm.standard",
+        wrote_by="LiteLLM, StandardLoggingPayload or its usage_object",
+        input=Side(
+            meter="uncached_input_tokens",
+            at=("prompt_tokens",),
+            details=(
+                # The same counts stand at the top level once more.
+                Detail("cache_read_tokens", ("prompt_tokens_details.cached_tokens", "cache_read_input_tokens")),
+                Detail("cache_write_5m_tokens", ()),
+                Detail("cache_write_1h_tokens", ()),
+                Detail("cache_write_other_tokens", ()),
+            ),
+            modalities={m: _spelled(_PROMPT_DETAILS, f"{m}_tokens") for m in ("audio", "image", "video")},
+            modality_prefix="uncached_input",
+        ),
+        output=_completion(),
+        total=("total_tokens",),
+        lifetimes=Lifetimes(
+            total=(
+                "prompt_tokens_details.cache_write_tokens",
+                "prompt_tokens_details.cache_creation_tokens",
+                "cache_creation_input_tokens",
+            ),
+            split={
+                f"cache_write_{ttl}_tokens": _spelled(
+                    ("prompt_tokens_details.cache_creation_token_details",), f"ephemeral_{ttl}_input_tokens"
+                )
+                for ttl in ("5m", "1h")
+            },
+        ),
+        also=_IN_BOTH,
+        wrapped_in=("metadata.usage_object", "usage_object"),
+        cache_hit="cache_hit",
+        tier=("service_tier", "cost_breakdown.service_tier"),
+        source="BerriAI/litellm types/utils.py StandardLoggingPayload, Usage: OpenAI's convention for every provider",
+    ),
+    Flavour(
+        name="otel.gen_ai",
+        wrote_by="OpenTelemetry, gen_ai attributes of a span",
+        input=Side(
+            meter="uncached_input_tokens",
+            at=(*_otel("input_tokens", "prompt_tokens"), ("llm.token_count.prompt",)),
+            details=(
+                Detail(
+                    "cache_read_tokens",
+                    (*_otel("cache_read.input_tokens"), ("llm.token_count.prompt_details.cache_read",)),
+                ),
+                # Renamed on the way: both spellings are one count.
+                Detail(
+                    "cache_write_other_tokens",
+                    (
+                        *_otel("cache_write.input_tokens", "cache_creation.input_tokens"),
+                        ("llm.token_count.prompt_details.cache_write",),
+                    ),
+                ),
+            ),
+            modalities={m: _otel(f"{m}.input_tokens") for m in ("audio", "image", "video")},
+            modality_prefix="uncached_input",
+        ),
+        output=Side(
+            meter="visible_output_tokens",
+            at=(*_otel("output_tokens", "completion_tokens"), ("llm.token_count.completion",)),
+            details=(
+                Detail(
+                    "reasoning_tokens",
+                    (*_otel("reasoning.output_tokens"), ("llm.token_count.completion_details.reasoning",)),
+                ),
+            ),
+            modalities={"audio": _otel("audio.output_tokens")},
+            modality_prefix="visible_output",
+        ),
+        total=(*_otel("total_tokens"), ("llm.token_count.total",)),
+        is_total_optional=True,
+        tier=(("openai.response.service_tier",),),
+        also=(*_otel("text.input_tokens", "text.output_tokens"),),
+        source="open-telemetry/semantic-conventions docs/registry/attributes/gen-ai.md: input holds the cache, output reasoning",
+    ),
+)
+
+FLAVOURS: Final[Mapping[str, Flavour]] = {
+    flavour.name: flavour
+    for flavour in (
+        *_OPENAI,
+        *_LIKE_OPENAI,
+        *_XAI,
+        _ANTHROPIC,
+        *_GOOGLE,
+        *_BEDROCK,
+        *_COHERE,
+        *_ENGINES,
+        *_RELAYS,
     )
-    modalities = [f"{name}/{modality}" for modality in side.modalities]
-    if side.by_modality:
-        modalities.append(f"{name}/modalities")
-    return _SidePlan(name, side.meter, inside, beside, by_total, tuple(modalities), side)
-
-
-_PLANS: Final[Mapping[str, _Plan]] = {name: _Plan(flavour) for name, flavour in FLAVOURS.items()}
-
-
-_NO_COUNT: Final = ", a count must be a whole number from 0 to 2^63 - 1"
-
-
-class _NotACountError(Exception):
-    """A place holds what is no count; caught where the object is read."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason, self.detail = reason, detail
-
-    def under(self, key: str) -> "_NotACountError":
-        return _NotACountError(self.reason, f"{key}.{self.detail}")
-
-
-def whole_count(value: Any) -> int | None:
-    """Return a count as an int, or None for what is none: negative, fractional, no number, wider than 63 bits.
-
-    1.0 and 1e3 are whole numbers, since senders whose language has only one kind of number write them so.
-    """
-    if type(value) is int:
-        return value if 0 <= value <= COUNT_MAX else None
-    # Compared before it is converted: int(Decimal("1e999999")) would take the machine's memory.
-    if type(value) is Decimal and 0 <= value <= COUNT_MAX and value == value.to_integral_value():
-        return int(value)
-    return None
-
-
-def read_quantities(stated: Mapping[str, Any]) -> Counted | Refused:
-    """Return canonical quantities, checked: known meters, whole counts. A null count leaves the rest unpriced."""
-    quantities: dict[str, int] = {}
-    is_complete = True
-    for name, value in stated.items():
-        if name not in METERS:
-            return refused("unknown_meter", f"{name!r} is no meter")
-        if value is None:
-            is_complete = False
-        elif type(value) is int and 0 < value <= COUNT_MAX:
-            quantities[name] = value
-        else:
-            count = whole_count(value)
-            if count is None:
-                return refused("not_a_count", f"{name} is {value!r:.60}{_NO_COUNT}")
-            if count:
-                quantities[name] = count
-    sums = input_tokens(quantities), output_tokens(quantities)
-    if is_complete:
-        return Counted(quantities, (), True, None, None, *sums)
-    return Counted(quantities or None, ("usage_incomplete",), False, None, None, *sums)
-
-
-def read_usage(flavour: str, usage: Mapping[str, Any]) -> Counted | Refused:
-    """Return what a usage object of a flavour says, each token in exactly one meter; zero counts are left out.
-
-    Sums: the input meters make the provider's input, the output meters its output, and both its total, or a flag says
-    how they differ. Refuses what cannot be: no flavour of that name, a part above its whole, a count that is none.
-    """
-    plan = _PLANS.get(flavour)
-    if plan is None:
-        return refused("unknown_flavour", f"{flavour!r} is not one of {', '.join(FLAVOURS)}")
-    try:
-        return _count(plan, usage)
-    except _NotACountError as error:
-        return refused(error.reason, error.detail)
-
-
-def fold_frames(flavour: str, frames: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | Refused | None:
-    """Return the one usage object that a stream's usage objects amount to, or None where none says anything."""
-    plan = _PLANS.get(flavour)
-    if plan is None:
-        return refused("unknown_flavour", f"{flavour!r} is not one of {', '.join(FLAVOURS)}")
-    stated = [frame for frame in frames if frame]
-    if not stated:
-        return None
-    if plan.flavour.stream == "last_stated":
-        return dict(stated[-1])
-    return _fold_anthropic(stated)
-
-
-def _gather(places: Mapping[str, Any], usage: Mapping[str, Any], found: dict[str, Any]) -> bool:
-    """Collect what is stated at the places, checked to be counts; a null is as good as absent.
-
-    Say whether nothing else stood there than whole counts in their plain spelling.
-    """
-    is_plain = True
-    for key, value in usage.items():
-        place = places.get(key)
-        if place is None:
-            is_plain = False
-        elif type(place) is str:
-            if type(value) is int and 0 <= value <= COUNT_MAX:
-                found[place] = value
-                continue
-            if value is None:
-                continue
-            is_plain = False
-            if place.endswith("/modalities"):
-                if type(value) is not list and type(value) is not dict:
-                    raise _NotACountError("wrong_type", f"{key} must be a list or an object")
-                found[place] = value
-            else:
-                count = whole_count(value)
-                if count is None:
-                    raise _NotACountError("not_a_count", f"{key} is {value!r:.60}{_NO_COUNT}")
-                found[place] = count
-        elif type(value) is dict:
-            try:
-                if not _gather(place, value, found):
-                    is_plain = False
-            except _NotACountError as error:
-                raise error.under(key) from None
-        elif value is not None:
-            raise _NotACountError("wrong_type", f"{key} must be an object")
-    return is_plain
-
-
-def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
-    flavour = plan.flavour
-    found: dict[str, Any] = {}
-    is_plain = _gather(plan.places, usage, found)
-    # A plain object has no room for a word.
-    tier = _tier(plan, usage) if plan.tier and not is_plain else None
-    if plan.spellings:
-        # In the record's order, so that the earlier of two stated spellings stands.
-        for spelling, slot in plan.spellings.items():
-            if spelling in found:
-                found.setdefault(slot, found[spelling])
-    if is_plain and len(found) == 3 and plan.has_total and not flavour.unknown_if_absent:
-        count_in, count_out = found.get("input"), found.get("output")
-        if count_in and count_out and found.get("total") == count_in + count_out:
-            # Nothing but two counts and their sum: the most frequent object needs no walk over details.
-            counts = {plan.in_meter: count_in, plan.out_meter: count_out}
-            return Counted(counts, (), True, None, None, count_in, count_out, True)
-    flags: list[str] = []
-    if flavour.lifetimes is not None:
-        _split_writes(flavour.lifetimes, found, flags)
-    total = found.get("total")
-    quantities: dict[str, int] = {}
-    sums: list[int] = []
-    parts_sum = 0
-    is_complete = True
-    for name, side_meter, inside, beside, by_total, modalities, side in plan.sides:
-        whole = found.get(name)
-        is_stated = whole is not None
-        if whole is None:
-            required = side.required
-            if required == "always" or (required == "unless_total_closes" and total is None):
-                is_complete = False
-            whole = 0
-        rest = whole
-        parts_sum += whole
-        for meter in beside:
-            count = found.get(meter)
-            if count:
-                quantities[meter] = count
-                parts_sum += count
-        for meter in by_total:
-            count = found.get(meter)
-            if count:
-                # Sides are walked in order, so that all but this detail is in the sum by now.
-                if total == parts_sum and count <= whole:
-                    inside = (*inside, meter)
-                else:
-                    quantities[meter] = count
-                    parts_sum += count
-        for meter in inside:
-            count = found.get(meter)
-            if count:
-                rest -= count
-                quantities[meter] = count
-        if rest < 0:
-            if is_stated:
-                parts = " + ".join(f"{meter} {found[meter]}" for meter in inside if found.get(meter))
-                raise _NotACountError("part_above_whole", f"{parts} is above {side.at[0]} {whole}")
-            # The whole is unknown: its parts are kept as read, and nothing of it is priced.
-            rest = 0
-        for slot in modalities:
-            if is_stated and found.get(slot):
-                rest = _split_modalities(name, side, found, whole, rest, quantities, flags, inside)
-                break
-        if rest:
-            quantities[side_meter] = rest
-        sums.append(parts_sum)
-    for meter in flavour.calls:
-        count = found.get(meter)
-        if count:
-            quantities[meter] = count
-    for meter, flag in flavour.unknown_if_absent.items():
-        if meter not in found:
-            flags.append(flag)
-    is_priceable = is_complete
-    notes: dict[str, Any] | None = None
-    if not is_complete:
-        flags.append("usage_incomplete")
-    elif plan.has_total:
-        if total is None:
-            flags.append("total_missing")
-        elif total < parts_sum:
-            flags.append("total_differs")
-        elif total > parts_sum:
-            flags.append("total_above_parts")
-            notes = {"unexplained_tokens": total - parts_sum}
-            is_priceable = False
-    for name in flavour.unread:
-        if usage.get(name) and _holds_more(usage[name]):
-            flags.append(f"{name}_unread")
-            is_priceable = False
-    known = quantities if quantities or is_complete or "input" in found or "output" in found else None
-    return Counted(
-        known,
-        tuple(sorted(set(flags))) if flags else (),
-        is_priceable,
-        notes,
-        tier,
-        sums[0],
-        sums[1] - sums[0],
-        is_plain,
-    )
-
-
-def _split_writes(lifetimes: Lifetimes, found: dict[str, Any], flags: list[str]) -> None:
-    """Put cache writes into the meters of their lifetimes; without a split, or against it, the aggregate counts."""
-    split = {meter: found.get(f"split/{meter}") for meter in lifetimes.split}
-    written = sum(count or 0 for count in split.values())
-    total = found.get("writes")
-    is_split = any(count is not None for count in split.values())
-    if is_split and (total is None or total == written):
-        found.update({meter: count for meter, count in split.items() if count})
-        if split.get("cache_write_other_tokens"):
-            flags.append("lifetime_unknown")
-    elif total is not None and (total or written):
-        found["cache_write_other_tokens"] = total
-        flags.append("lifetime_unknown")
-
-
-def _tier(plan: _Plan, usage: Mapping[str, Any]) -> str | None:
-    for keys in plan.tier:
-        value: Any = usage
-        for key in keys:
-            value = value.get(key) if type(value) is dict else None
-        if type(value) is str and 0 < len(value) <= 64 and value.isascii() and value.isprintable():
-            return plan.flavour.tier_words.get(value, value)
-    return None
-
-
-def _holds_more(entries: Any) -> bool:
-    """Say whether a list of iterations has counts that the top level lacks: anything but plain messages."""
-    if type(entries) is not list:
-        return True
-    return any(type(entry) is not dict or entry.get("type", "message") != "message" for entry in entries)
-
-
-_MODALITIES: Final = frozenset({"audio", "image", "video", "document"})
-
-
-def _by_modality(stated: Any, meter: str) -> dict[str, int]:
-    """Return counts by modality from a list of {modality, tokenCount} or a map; text is what is left."""
-    if type(stated) is dict:
-        pairs: list[tuple[Any, Any]] = list(stated.items())
-    else:
-        pairs = []
-        for entry in stated:
-            if type(entry) is not dict:
-                raise _NotACountError("wrong_type", f"the split of {meter} by modality must list objects")
-            pairs.append((entry.get("modality"), entry.get("tokenCount", entry.get("tokens"))))
-    counts: dict[str, int] = {}
-    for word, value in pairs:
-        if value is None:
-            continue
-        count = whole_count(value)
-        if count is None:
-            raise _NotACountError("not_a_count", f"{word!r:.40} of {meter} is {value!r:.60}, which is no count")
-        # A modality that we do not know stays in the side's own meter, so that the sum holds.
-        modality = word.lower() if type(word) is str else ""
-        if modality in _MODALITIES and count:
-            counts[modality] = counts.get(modality, 0) + count
-    return counts
-
-
-def _split_modalities(
-    name: str,
-    record: Side,
-    found: Mapping[str, Any],
-    whole: int,
-    rest: int,
-    quantities: dict[str, int],
-    flags: list[str],
-    inside: tuple[str, ...],
-) -> int:
-    """Split a side by modality and return what is left of `rest` for its own meter, that is text.
-
-    Cache state and modality are two axes over the same tokens. A detail's own split is used where there is one;
-    otherwise its tokens are taken from text first and only then from the others, which is an assumption and flagged.
-    """
-    shares: dict[str, int] = {m: found[f"{name}/{m}"] for m in record.modalities if found.get(f"{name}/{m}")}
-    listed = found.get(f"{name}/modalities")
-    if listed is not None:
-        shares |= _by_modality(listed, record.meter)
-    if not shares:
-        return rest
-    if sum(shares.values()) > whole:
-        raise _NotACountError("part_above_whole", f"the modalities of {record.at[0]} sum above {whole}")
-    is_assumed = False
-    for meter in inside:
-        count = found.get(meter)
-        if not count:
-            continue
-        split = found.get(f"{meter}/modalities")
-        if split is None:
-            is_assumed = True
-            continue
-        for modality, share in _by_modality(split, meter).items():
-            if share > shares.get(modality, 0) or share > quantities.get(meter, 0):
-                raise _NotACountError("part_above_whole", f"{meter} of {modality} {share} is above its whole")
-            shares[modality] -= share
-            quantities[meter] -= share
-            quantities[meter.replace("_tokens", f"_{modality}_tokens")] = share
-        if not quantities[meter]:
-            del quantities[meter]
-    over = sum(shares.values()) - rest
-    for modality, share in shares.items():
-        if over > 0:
-            cut = min(over, share)
-            share -= cut
-            over -= cut
-        if share:
-            # Output documents and the like have no meter of their own.
-            meter = f"{record.modality_prefix}_{modality}_tokens"
-            if meter in METERS:
-                quantities[meter] = share
-                rest -= share
-    if is_assumed:
-        flags.append("modality_assumed")
-    return rest
-
-
-# --- Streams ---------------------------------------------------------------------------------------------------------
-
-_START_ONLY: Final = frozenset({"cache_creation", "service_tier", "inference_geo", "speed"})
-_PLACEHOLDERS: Final = frozenset({"output_tokens", "output_tokens_details"})
-
-
-def _fold_anthropic(frames: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fold the usage of message_start and of the deltas after it.
-
-    Deltas are cumulative: each scalar replaces the one before and is never added. The lifetimes of cache writes, tier
-    and geography stand only in message_start and are kept; what was written beyond its split has no known lifetime.
-    The output in message_start is a placeholder: alone it says nothing, and the count is absent.
-    """
-    start, *deltas = frames
-    folded = {key: value for key, value in start.items() if key not in _PLACEHOLDERS}
-    for delta in deltas:
-        for key, value in delta.items():
-            if value is not None and not (key in _START_ONLY and folded.get(key) is not None):
-                folded[key] = value
-    split, total = folded.get("cache_creation"), folded.get("cache_creation_input_tokens")
-    if deltas and type(split) is dict and type(total) is int:
-        stated = [count for count in split.values() if type(count) is int]
-        if stated and total > sum(stated):
-            folded["cache_creation"] = {**split, _BEYOND_THE_SPLIT: total - sum(stated)}
-    return folded
+}

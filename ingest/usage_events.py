@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from ingest.contents import CONTENT_HASH_VERSION, canonical, canonical_content, cut
-from ingest.flavours import COUNT_MAX, FLAVOURS, PARSER_VERSION, Counted, fold_frames, read_quantities, read_usage
+from ingest.counts import Counted, read_frames, read_quantities, read_usage
+from ingest.flavours import FLAVOURS
 from ingest.languages import language_of
 from ingest.messages import BLANK, Piece, lines_of, pieces_of, why_unreadable
 from ingest.refusals import refused
@@ -29,7 +30,7 @@ from ingest.wire import (
 from ingest.wire import events_json_schema as events_json_schema
 from ledger.keys import EVENT, REQUEST, digest_uuid, event_key, key_head, key_under
 from ledger.parties import Model, Parties, Source, Tenant
-from ledger.statements import DIMENSIONS, DeadLetter, Item, Part, Refused, Statement, Window
+from ledger.statements import DIMENSIONS, REFUSED_BEFORE_OUTPUT, DeadLetter, Item, Part, Refused, Statement, Window
 from ledger.times import parse_rfc3339
 
 EARLIEST_AT: Final = 1_577_836_800_000_000
@@ -325,9 +326,10 @@ class _Desk:
                 return refused("two_usages", "data: only one of usage, usage_frames, quantities may be stated")
             if flavour is None:
                 return refused("unknown_flavour", "data.flavour: is missing")
-            folded = fold_frames(flavour, frames)
-            if folded is not None:
-                counted = folded if isinstance(folded, Refused) else read_usage(flavour, folded)
+            counted = read_frames(flavour, frames)
+            if isinstance(counted, Refused):
+                return counted
+            if counted is not None:
                 raw = canonical([cut(frame) for frame in frames if frame])
                 counts = b'{"usage_frames":' + raw + b"}"
         elif quantities is not None:
@@ -346,16 +348,22 @@ class _Desk:
         if known_model is None:
             # What hosts put around a name is taken off by the provider's own rules.
             known_model = self.parties.model(provider, model or data.requested_model)
-        if known_model is not None and counted is not None:
-            above = _above_limit(known_model, counted)
-            if above is not None:
-                return above
+        calls: tuple[tuple[str | None, Counted], ...] = ()
+        if counted is not None:
+            calls = counted.calls
+            if not calls and known_model is not None:
+                above = _above_limit(known_model, counted)
+                if above is not None:
+                    return above
 
         # What that makes of the call.
         status = data.status
         is_final = status != "in_progress" and data.final is not False
         cache_result = data.cache_result
         is_own_hit = cache_result == "exact_hit" or cache_result == "semantic_hit"
+        if counted is not None and counted.is_cache_hit and not is_own_hit:
+            # The sender's own cache answered, and its usage object says so where the event does not.
+            cache_result, is_own_hit = "exact_hit", True
         claims_request = True
         is_chargeable = is_priceable = True
         avoided: int | None = None
@@ -365,15 +373,14 @@ class _Desk:
         served_tier = data.service_tier
         if counted is not None:
             found, flags, is_priceable, notes = counted.quantities, counted.flags, counted.is_priceable, counted.notes
-            served_tier = served_tier or counted.tier
+            if not served_tier or counted.is_tier_certain:
+                served_tier = counted.tier
         has_usage = found is not None
         if status == "void":
             found, flags, is_priceable, notes, is_chargeable, has_usage = {}, (), True, None, False, True
         elif is_own_hit:
             if counted is not None and found is not None:
                 avoided = counted.input_tokens + counted.output_tokens
-                if avoided > COUNT_MAX:
-                    return refused("not_a_count", "data.usage: the counts sum above 2^63 - 1")
             found, is_priceable, is_chargeable = {}, True, False
         elif counted is None:
             if status == "in_progress":
@@ -391,6 +398,18 @@ class _Desk:
         # Who, what for and how, in the order of DIMENSIONS.
         requested_model, sent_language = data.requested_model, data.language
         canonical_model = None if known_model is None else known_model.model
+        parts: tuple[Part, ...]
+        if calls and found:
+            said = self._parts(provider, model, known_model, calls)
+            if isinstance(said, Refused):
+                return said
+            parts = said
+            # A statement's own model is that of its first part.
+            canonical_model, model = parts[0].model, parts[0].reported_model
+        else:
+            if (status == "refused" or data.stop_reason == "refusal") and counted is not None and found:
+                flags = _before_output(counted, flags)
+            parts = (Part(canonical_model, model, found, flags, is_chargeable, is_priceable, avoided, notes),)
         dimensions = (
             tenant_id,
             sent_tenant_id,
@@ -449,7 +468,7 @@ class _Desk:
             ),
             occurred_at,
             dimensions,
-            (Part(canonical_model, model, found, flags, is_chargeable, is_priceable, avoided, notes),),
+            parts,
             status,
             claims_request,
             data.lane == "batch",
@@ -469,10 +488,35 @@ class _Desk:
             data.prefill_ms,
             data.decode_ms,
             flavour,
-            PARSER_VERSION,
+            0 if flavour is None else FLAVOURS[flavour].version,
             raw,
             None if is_in_time else _outside_window(occurred_at, self.received_at),
         )
+
+    def _parts(
+        self, provider: str | None, model: str | None, known: Model | None, calls: Iterable[tuple[str | None, Counted]]
+    ) -> tuple[Part, ...] | Refused:
+        """Return one part per model call inside the answer, each with its own model; without a name it is the answer's."""
+        parts = []
+        for name, counted in calls:
+            named = known if name is None else self.parties.model(provider, name)
+            if named is not None:
+                above = _above_limit(named, counted)
+                if above is not None:
+                    return above
+            parts.append(
+                Part(
+                    None if named is None else named.model,
+                    name or model,
+                    counted.quantities,
+                    counted.flags,
+                    True,
+                    counted.is_priceable,
+                    None,
+                    counted.notes,
+                )
+            )
+        return tuple(parts)
 
     def window(self, event: WindowEvent) -> Window | Refused:
         """Check a node's report about itself."""
@@ -543,6 +587,11 @@ def _outside_window(occurred_at: int, received_at: int) -> Refused | None:
     if occurred_at > received_at + AHEAD_MAX:
         return refused("time_in_future", "time: is more than five minutes after the message arrived")
     return None
+
+
+def _before_output(counted: Counted, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Mark a call that was refused before any output: a card's rule may make it free."""
+    return flags if counted.output_tokens else tuple(sorted({*flags, REFUSED_BEFORE_OUTPUT}))
 
 
 def _above_limit(model: Model, counted: Counted) -> Refused | None:

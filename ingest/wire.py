@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ingest.flavours import COUNT_MAX
+from ingest.counts import COUNT_MAX
 
 USAGE_TYPE: Final = "llm.usage.v1"
 WINDOW_TYPE: Final = "gpu.node.window.v1"

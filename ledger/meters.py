@@ -53,7 +53,19 @@ _OTHERS: Final = (
     Meter("embedding_input_tokens", "token", "input", "uncached_input_tokens"),
     Meter("rejected_prediction_tokens", "token", "output", "visible_output_tokens"),
     Meter("citation_tokens", "token", "output"),
-    *(Meter(f"{tool}_calls", "call") for tool in ("web_search", "web_fetch", "file_search", "code_execution", "maps")),
+    *(
+        Meter(f"{tool}_calls", "call")
+        for tool in (
+            "web_search",
+            "web_fetch",
+            "x_search",
+            "file_search",
+            "document_search",
+            "code_execution",
+            "maps",
+            "image_generation",
+        )
+    ),
     Meter("search_units", "unit"),
     Meter("audio_input_seconds", "second", "input"),
     Meter("audio_output_seconds", "second", "output"),

@@ -36,11 +36,24 @@ from ledger.meters import (
 from ledger.money import EXACT
 from ledger.price_book import RateSet, Selectors, Unpriced
 from ledger.pricing import amount_of, unpriced_meters
-from ledger.statements import DIMENSIONS, DeadLetter, Item, Kind, Outcome, Part, Rank, Refused, Statement, Window
+from ledger.statements import (
+    DIMENSIONS,
+    REFUSED_BEFORE_OUTPUT,
+    DeadLetter,
+    Item,
+    Kind,
+    Outcome,
+    Part,
+    Rank,
+    Refused,
+    Statement,
+    Window,
+)
 from ledger.times import from_micros, local_date_at, micros, postgres_text
 from ledger.true_ups import fold, true_up
 
-CONTENT_HASH_VERSION: Final = 1
+CONTENT_HASH_VERSION: Final = 2
+"""Of the content hashes that statements carry: that of `ingest.contents`, which a test holds equal."""
 ROWS_PER_BATCH: Final = 65_536
 """entry_id = batch_id x 65,536 + ordinal."""
 
@@ -261,6 +274,9 @@ def _amount(
             # Nothing is owed whatever the price would have been; the amount needs some currency.
             return Money(_ZERO, currency, None), ()
         return unpriced, (f"{book}:{rate_set.reason}",)
+    if REFUSED_BEFORE_OUTPUT in part.flags and _is_free_before_output(books, rate_set, selectors):
+        # The counts stay, and nothing was paid for them: without a rate set they have no lines either.
+        return Money(_ZERO, rate_set.currency, None), ()
     rate_set_id = books.rate_set_ids.get(rate_set.content_hash)
     if rate_set_id is None:
         missing.rate_sets[rate_set.content_hash] = rate_set
@@ -332,6 +348,15 @@ def fee_entry(books: Books, fee: RateSet, key: str, of: Entry, missing: Missing)
         charge=amount if fee.book == "charge" else nothing,
         tags=of.tags,
     )
+
+
+def _is_free_before_output(books: Books, rate_set: RateSet, selectors: Selectors) -> bool:
+    """Say whether a call refused before any output is free; a markup over cost follows the cost's rule."""
+    rule = rate_set.billing_rules.get("refusal_before_output")
+    if rule is None and "cost" in rate_set.selectors:
+        cost = books.prices.rate_set("cost", selectors)
+        rule = cost.billing_rules.get("refusal_before_output") if isinstance(cost, RateSet) else None
+    return rule == "free"
 
 
 def as_evidence(entry: Entry, *flags: str) -> Entry:

@@ -50,6 +50,10 @@ DIMENSIONS: Final = (
 )
 
 
+REFUSED_BEFORE_OUTPUT: Final = "refused_before_output"
+"""The flag of a call that was refused before any output: a card's billing rule of nearly that name may make it free."""
+
+
 class Refused(msgspec.Struct, frozen=True):
     """A report that cannot become an entry, and why; it ends as a dead letter with its bytes."""
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.flavours import FLAVOURS, Counted, fold_frames, read_quantities, read_usage
+from ingest.counts import Counted, fold_frames, read_quantities, read_usage
+from ingest.flavours import FLAVOURS
 from ledger.meters import METERS, input_tokens, output_tokens
 from ledger.statements import Refused
 
@@ -341,12 +342,95 @@ def test_a_stream_that_only_began_says_no_output() -> None:
     assert says(read) == ({"uncached_input_tokens": 31}, ("usage_incomplete",), False)
 
 
-def test_iterations_that_the_top_level_lacks_are_shown_and_not_priced() -> None:
-    usage: dict[str, Any] = {"input_tokens": 20000, "output_tokens": 900, "iterations": [{"type": "message"}]}
-    assert counted("anthropic.messages", usage).is_priceable
-    usage["iterations"].append({"type": "compaction", "input_tokens": 150000, "output_tokens": 3000})
+def each_call(read: Counted | Refused) -> list[tuple[str | None, dict[str, int] | None]]:
+    assert isinstance(read, Counted), read
+    return [(model, call.quantities) for model, call in read.calls]
+
+
+def test_a_compaction_is_a_call_besides_the_top_level() -> None:
+    """Compaction 150,000 and 3,000, message 20,000 and 900: billed input 170,000, output 3,900."""
+    usage: dict[str, Any] = {
+        "input_tokens": 20000,
+        "output_tokens": 900,
+        "iterations": [
+            {"type": "compaction", "input_tokens": 150000, "output_tokens": 3000},
+            {"type": "message", "input_tokens": 20000, "output_tokens": 900},
+        ],
+    }
     read = counted("anthropic.messages", usage)
-    assert (read.flags, read.is_priceable) == (("iterations_unread",), False)
+    assert each_call(read) == [
+        (None, {"uncached_input_tokens": 150000, "visible_output_tokens": 3000}),
+        (None, {"uncached_input_tokens": 20000, "visible_output_tokens": 900}),
+    ]
+    assert (read.input_tokens, read.output_tokens, read.flags) == (170000, 3900, ())
+    usage["iterations"].append(
+        {"type": "advisor_message", "model": "m-big", "input_tokens": 22000, "output_tokens": 400}
+    )
+    assert each_call(counted("anthropic.messages", usage))[2] == (
+        "m-big",
+        {"uncached_input_tokens": 22000, "visible_output_tokens": 400},
+    )
+
+
+def test_a_single_plain_iteration_is_the_top_level() -> None:
+    usage: dict[str, Any] = {
+        "input_tokens": 5,
+        "output_tokens": 9,
+        "output_tokens_details": {"thinking_tokens": 4},
+        "iterations": [{"type": "message", "input_tokens": 5, "output_tokens": 9}],
+    }
+    read = counted("anthropic.messages", usage)
+    assert (read.calls, read.quantities) == (
+        (),
+        {"uncached_input_tokens": 5, "reasoning_tokens": 4, "visible_output_tokens": 5},
+    )
+
+
+def test_hops_that_a_fallback_replaced_are_calls_that_the_top_level_lacks() -> None:
+    read = counted(
+        "anthropic.messages",
+        {
+            "input_tokens": 412,
+            "output_tokens": 264,
+            "server_tool_use": {"web_search_requests": 1},
+            "iterations": [
+                {"type": "message", "model": "m-big", "input_tokens": 408, "output_tokens": 0},
+                {"type": "fallback_message", "model": "m-mid", "input_tokens": 412, "output_tokens": 264},
+            ],
+        },
+    )
+    assert each_call(read) == [
+        ("m-big", {"uncached_input_tokens": 408}),
+        ("m-mid", {"uncached_input_tokens": 412, "visible_output_tokens": 264, "web_search_calls": 1}),
+    ]
+    assert [call.flags for _, call in read.calls] == [("refused_before_output",), ()]
+
+
+@pytest.mark.parametrize(
+    ("stated", "flag", "notes"),
+    [(910, "total_above_parts", {"unexplained_tokens": 10}), (900, None, None), (890, "total_differs", None)],
+)
+def test_the_top_level_checks_the_calls_that_it_covers(
+    stated: int, flag: str | None, notes: dict[str, int] | None
+) -> None:
+    read = counted(
+        "anthropic.messages",
+        {
+            "input_tokens": 0,
+            "output_tokens": stated,
+            "iterations": [{"output_tokens": 300, "input_tokens": 0}, {"output_tokens": 600, "input_tokens": 0}],
+        },
+    )
+    first = read.calls[0][1]
+    assert (first.flags, first.notes) == ((flag,) if flag else (), notes)
+    assert first.is_priceable == (flag != "total_above_parts")
+
+
+def test_redeemed_credit_leaves_the_writes_without_a_price() -> None:
+    usage = {"input_tokens": 5, "output_tokens": 9, "fallback_credit": {"status": "not_applied"}}
+    assert counted("anthropic.messages", usage).is_priceable
+    read = counted("anthropic.messages", {**usage, "fallback_credit": {"status": "redeemed"}})
+    assert (read.flags, read.is_priceable) == (("fallback_credit",), False)
 
 
 def test_gemini_worked_example_with_modalities_and_tool_use() -> None:
@@ -444,7 +528,8 @@ def test_vllm_worked_example_leaves_created_tokens_uncached() -> None:
     }
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+# A query is counted because it was made.
+@pytest.mark.parametrize("flavour", [name for name, flavour in FLAVOURS.items() if not flavour.each_call])
 def test_a_required_count_that_is_absent_leaves_the_entry_unpriced(flavour: str) -> None:
     read = counted(flavour, {})
     assert read.quantities is None

@@ -25,6 +25,7 @@ from ingest.usage_events import (
 from ingest.wire import TEXT_MAX, UsageEvent, decode_event
 from ledger.keys import event_key, request_key
 from ledger.parties import Model, Parties, Source
+from ledger.posting import CONTENT_HASH_VERSION as POSTED_HASH_VERSION
 from ledger.statements import DIMENSIONS, DeadLetter, Item, Part, Refused, Statement, Window
 from ledger.times import parse_rfc3339
 from tests import factories
@@ -741,7 +742,7 @@ GOLDEN = (
     b'{"basis":"reported","counts":{"usage":{"completion_tokens":10,"prompt_tokens":100,"total_tokens":110}},'
     b'"flavour":"openai.chat","id":"ev-1","model":"m-sub","provider":"openai","request_id":"req-ev-1",'
     b'"requested_model":"m-sub","source":"gateway://eu-1","status":"ok","tenant":"t-alpha","time":1768471200000000,'
-    b'"version":1}'
+    b'"version":2}'
 )
 
 
@@ -751,7 +752,7 @@ def test_canonical_content_is_written_as_ever() -> None:
     assert isinstance(event, UsageEvent)
     counts = b'{"usage":{"completion_tokens":10,"prompt_tokens":100,"total_tokens":110}}'
     assert canonical_content(event, TENANT, NOW - 60_000_000, True, counts) == GOLDEN
-    assert CONTENT_HASH_VERSION == 1
+    assert CONTENT_HASH_VERSION == POSTED_HASH_VERSION == 2
 
 
 def test_content_hashes_are_as_ever() -> None:
@@ -763,11 +764,11 @@ def test_content_hashes_are_as_ever() -> None:
         "interim": statement(make_event(final=False, revision=3, basis="estimated", cache_result="miss")).content_hash,
     }
     assert hashes == {
-        "usage": "732299bb-064a-8488-c0d6-8d858e599340",
-        "frames": "76fee46e-d858-a3a5-f650-1e99d60528a0",
-        "quantities": "d5f00582-f91d-592a-35d4-1ffade51e0ad",
-        "missing": "37a0f9fa-1ed6-a301-b894-3219dee0b80e",
-        "interim": "65659398-e141-e0d9-9d9a-7b27e6651559",
+        "usage": "d82dd66e-3058-daa1-4a40-ac514d3c847c",
+        "frames": "9b1da359-3cd5-f63c-78ba-67e5fb0b53a1",
+        "quantities": "98577e08-1df3-ff13-ce91-17052907acb5",
+        "missing": "0a91e272-ef4f-e37f-909a-b5fcb4434c1f",
+        "interim": "cb345008-8bda-4643-a987-3a814b79585c",
     }
 
 
