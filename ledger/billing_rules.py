@@ -11,7 +11,7 @@ from ledger.keys import key
 from ledger.meters import output_tokens
 from ledger.parties import Parties
 from ledger.price_book import RateSet
-from ledger.statements import DIMENSIONS, Part, Statement
+from ledger.statements import DIMENSIONS, REFUSED_BEFORE_OUTPUT, Part, Statement
 
 FEE: Final = b"fee"
 """Kind of the keys under which fees are booked, once for ever."""
@@ -24,19 +24,26 @@ _DISCONNECTED: Final = frozenset({"cancelled", "interrupted"})
 
 
 def rule_that_frees(
-    rate_set: RateSet, dimensions: tuple[str | None, ...], parts: Sequence[Part], parties: Parties
+    rate_set: RateSet,
+    dimensions: tuple[str | None, ...],
+    parts: Sequence[Part],
+    parties: Parties,
+    part: Part | None = None,
 ) -> str | None:
-    """Return the rule by which a call costs nothing in the set's book, or None.
+    """Return the rule by which a call, or one part of it, costs nothing in the set's book, or None.
 
-    A refusal before output is one of the whole call: none of its parts has any output. A disconnect counts whatever was
+    A refusal before output is one of the whole call, none of whose parts has any output, or of a part that is marked as
+    one: an attempt inside an answer that another model then gave. A disconnect counts whatever was
     delivered, and whether its usage is known or not. A key is the tenant's own where the provider account is its own.
     """
     rules = rate_set.billing_rules
     status = dimensions[_STATUS]
-    if (
-        rules.get("refusal_before_output") == "free"
-        and (status == "refused" or dimensions[_STOP_REASON] == _REFUSAL)
-        and not any(output_tokens(part.quantities or {}) for part in parts)
+    if rules.get("refusal_before_output") == "free" and (
+        (part is not None and REFUSED_BEFORE_OUTPUT in part.flags)
+        or (
+            (status == "refused" or dimensions[_STOP_REASON] == _REFUSAL)
+            and not any(output_tokens(each.quantities or {}) for each in parts)
+        )
     ):
         return "refusal_before_output"
     if rules.get("disconnect") == "free" and status in _DISCONNECTED:

@@ -38,7 +38,6 @@ from ledger.price_book import RateSet, Selectors, Unpriced
 from ledger.pricing import amount_of, unpriced_meters
 from ledger.statements import (
     DIMENSIONS,
-    REFUSED_BEFORE_OUTPUT,
     DeadLetter,
     Item,
     Kind,
@@ -261,7 +260,7 @@ def _amount(
     rate_set = books.prices.rate_set(book, selectors)
     rule = None
     if isinstance(rate_set, RateSet) and rate_set.billing_rules and part.is_chargeable:
-        rule = rule_that_frees(rate_set, dimensions, parts, books.parties)
+        rule = rule_that_frees(rate_set, dimensions, parts, books.parties, part)
         if rule is not None:
             rate_set = books.prices.freed(rate_set, rule)
     # What a tenant owes is in its own currency, known even while the amount is not; a provider's is not.
@@ -274,9 +273,6 @@ def _amount(
             # Nothing is owed whatever the price would have been; the amount needs some currency.
             return Money(_ZERO, currency, None), ()
         return unpriced, (f"{book}:{rate_set.reason}",)
-    if REFUSED_BEFORE_OUTPUT in part.flags and _is_free_before_output(books, rate_set, selectors):
-        # The counts stay, and nothing was paid for them: without a rate set they have no lines either.
-        return Money(_ZERO, rate_set.currency, None), ()
     rate_set_id = books.rate_set_ids.get(rate_set.content_hash)
     if rate_set_id is None:
         missing.rate_sets[rate_set.content_hash] = rate_set
@@ -348,15 +344,6 @@ def fee_entry(books: Books, fee: RateSet, key: str, of: Entry, missing: Missing)
         charge=amount if fee.book == "charge" else nothing,
         tags=of.tags,
     )
-
-
-def _is_free_before_output(books: Books, rate_set: RateSet, selectors: Selectors) -> bool:
-    """Say whether a call refused before any output is free; a markup over cost follows the cost's rule."""
-    rule = rate_set.billing_rules.get("refusal_before_output")
-    if rule is None and "cost" in rate_set.selectors:
-        cost = books.prices.rate_set("cost", selectors)
-        rule = cost.billing_rules.get("refusal_before_output") if isinstance(cost, RateSet) else None
-    return rule == "free"
 
 
 def as_evidence(entry: Entry, *flags: str) -> Entry:
