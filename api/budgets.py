@@ -56,7 +56,7 @@ async def get_tenant_budgets(request: Request) -> Response:
     reply = await tenant_budgets(
         services_of(request),
         request.path_params["tenant_id"],
-        _instant(request.query_params.get("at")),
+        request.query_params.get("at"),
         headers.get("authorization"),
         headers.get("if-none-match"),
     )
@@ -64,10 +64,11 @@ async def get_tenant_budgets(request: Request) -> Response:
 
 
 async def tenant_budgets(
-    services: Services, tenant_id: str, at: int | None, authorization: str | None, held_tag: str | None
+    services: Services, tenant_id: str, at_text: str | None, authorization: str | None, held_tag: str | None
 ) -> Reply:
     """Return the answer with what remains for one tenant, for whoever the header says is asking."""
     key = await services.keys.identify(authorization)
+    at = _instant(at_text)
     found = await services.budgets.get((tenant_id, at)) if key.may_read(tenant_id) and "\0" not in tenant_id else None
     if found is None:
         raise TenantNotFound("there is no such tenant, or it is not this key's to see")

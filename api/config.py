@@ -19,6 +19,7 @@ class Config:
     """Events that one commit takes, about: a single body goes as one whatever it holds."""
     queue_events_max: int = 20_000
     queue_bytes_max: int = 64 * 1024 * 1024
+    """An empty queue takes one body of any size that is read at all."""
     deadline_seconds: float = 10.0
     """How long a sender waits for the commit before it is told to send again."""
     patience_seconds: float = 5.0
@@ -35,5 +36,5 @@ class Config:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a replica needs a name")
-        if self.queue_events_max < self.body_events_max or self.queue_bytes_max < self.body_bytes_max:
-            raise ValueError("the queue must hold at least one body of the largest size")
+        if self.queue_events_max < self.body_events_max:
+            raise ValueError("the queue must hold the events of at least one body")

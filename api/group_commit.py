@@ -85,7 +85,7 @@ class GroupCommit:
         config = self._config
         size = len(message.body)
         intake = self._ready_intake()
-        if self._bytes + size > config.queue_bytes_max:
+        if self._bytes and self._bytes + size > config.queue_bytes_max:
             raise QueueFull(f"{self._bytes} bytes are waiting")
         # Read before it is queued: the queue is bounded by events, and reading goes on while a commit waits for the disk.
         reading = await intake.read([message])
