@@ -124,12 +124,11 @@ async def insert_periods(
     return len(made)
 
 
-async def redraw_periods(
-    connection: Connection, tenant: Tenant, first: date, grace_days: int = GRACE_DAYS
-) -> Sequence[date]:
+async def redraw_periods(connection: Connection, tenant: Tenant, first: date) -> Sequence[date]:
     """Move the boundaries of periods from a month on to where the tenant's versions now put them; return those that moved.
 
-    Inside the caller's `change`, which has made sure that none of them is closed.
+    Inside the caller's `change`, which has made sure that none of them is closed. The grace keeps its length, which a
+    person may have given it.
     """
     cursor = await connection.execute(
         "select posting_period from ledger.periods where tenant_id = %s and posting_period >= %s order by posting_period",
@@ -137,9 +136,10 @@ async def redraw_periods(
     )
     moved = []
     for (month,) in await cursor.fetchall():
-        period = period_of(tenant, month, grace_days)
+        period = period_of(tenant, month)
         cursor = await connection.execute(
-            "update ledger.periods set starts_at = %(starts_at)s, ends_at = %(ends_at)s, grace_until = %(grace_until)s"
+            "update ledger.periods set starts_at = %(starts_at)s, ends_at = %(ends_at)s,"
+            " grace_until = %(ends_at)s + (grace_until - ends_at)"
             " where tenant_id = %(tenant_id)s and posting_period = %(month)s"
             " and (starts_at, ends_at) is distinct from (%(starts_at)s, %(ends_at)s)",
             {
@@ -147,7 +147,6 @@ async def redraw_periods(
                 "month": month,
                 "starts_at": from_micros(period.starts_at),
                 "ends_at": from_micros(period.ends_at),
-                "grace_until": from_micros(period.grace_until),
             },
         )
         if cursor.rowcount:

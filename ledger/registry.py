@@ -246,7 +246,6 @@ async def change_tenant(
     time_zone: str | None = None,
     charge_currency: str | None = None,
     name: str | None = None,
-    grace_days: int = GRACE_DAYS,
     reason: str | None = None,
 ) -> datetime:
     """Change a tenant from the start of a month on and return that instant; what is not given stays as it is.
@@ -278,7 +277,7 @@ async def change_tenant(
         await _refuse_if_closed(connection, tenant_id, month)
         await _add_version(connection, tenant_id, at, wanted)
         changed = await _tenant(connection, tenant_id)
-        moved = await redraw_periods(connection, changed, month_of(month), grace_days)
+        moved = await redraw_periods(connection, changed, month_of(month))
         detail = {"tenant_id": tenant_id, "month": month.isoformat(), **wanted, "moved": [m.isoformat() for m in moved]}
         await record_act(connection, actor, "tenants.change", detail, reason)
     return from_micros(at)

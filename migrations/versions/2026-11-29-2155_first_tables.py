@@ -756,7 +756,7 @@ def upgrade() -> None:
             "effective_at",
             postgresql.TIMESTAMP(timezone=True),
             nullable=False,
-            comment="A period start of the tenant, or its start.",
+            comment="A period start of the tenant, or its start; of a status, any time.",
         ),
         sa.Column("entity_id", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=True),

@@ -147,7 +147,6 @@ def change_tenant(
     from ledger import registry
 
     first = month(starting)
-    options = settings()
     at = with_connection(
         lambda connection: registry.change_tenant(
             connection,
@@ -158,7 +157,6 @@ def change_tenant(
             time_zone=zone,
             charge_currency=currency,
             name=name,
-            grace_days=options.grace_days,
             reason=reason,
         )
     )
