@@ -1,0 +1,24 @@
+"""The page of the room names every command and every setting that there is."""
+
+from pathlib import Path
+
+import typer
+
+from tallystick.cli import app
+from tallystick.settings import Settings
+
+PAGE = (Path(__file__).parent.parent.parent / "tallystick" / "README.md").read_text()
+
+
+def test_every_setting_stands_in_the_table() -> None:
+    for name, field in Settings.model_fields.items():
+        assert f"| `{name}` |" in PAGE, name
+        assert (field.description or "") in PAGE, name
+
+
+def test_every_command_stands_on_the_page() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        assert f"`{name}" in PAGE, name
+        for inner in getattr(command, "commands", {}):
+            assert f"`{inner}`" in PAGE or f"`{name} {inner}`" in PAGE, f"{name} {inner}"
