@@ -66,7 +66,7 @@ class Inner:
     at: str
     usage: str = ""
     """Key of the counts in an entry; none where the entry itself holds them."""
-    kinds_in_total: frozenset[str] = frozenset()
+    kinds_in_total: tuple[str, ...] = ()
     """The kinds of calls that the top level counts too; none where it counts all."""
     replaced_by: str = ""
     """Where a call of this kind is listed, the top level counts only such calls: those before were declined."""
@@ -78,7 +78,7 @@ class Unread:
 
     at: str
     flag: str
-    words: frozenset[str] = frozenset()
+    words: tuple[str, ...] = ()
     """Only if one of these stands there; none for whatever stands there."""
 
 
@@ -588,9 +588,9 @@ _ANTHROPIC: Final = Flavour(
     },
     tier=("service_tier",),
     premium=("speed",),
-    inner=Inner("iterations", kinds_in_total=frozenset({"message"}), replaced_by="fallback_message"),
+    inner=Inner("iterations", kinds_in_total=("message",), replaced_by="fallback_message"),
     # Redeemed credit makes some of the writes cost what reads cost; how many, no count says.
-    unread=(Unread("fallback_credit.status", "fallback_credit", frozenset({"redeemed"})),),
+    unread=(Unread("fallback_credit.status", "fallback_credit", ("redeemed",)),),
     source="anthropics/anthropic-sdk-python types/usage.py, message_delta_usage.py, beta/beta_*_iteration_usage.py",
 )
 
