@@ -73,7 +73,12 @@ tenant_versions = sa.Table(
     "tenant_versions",
     metadata,
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), primary_key=True),
-    sa.Column("effective_at", Instant, primary_key=True, comment="A period start of the tenant, or its start; of a status, any time."),
+    sa.Column(
+        "effective_at",
+        Instant,
+        primary_key=True,
+        comment="A period start of the tenant, or its start; of a status, any time.",
+    ),
     sa.Column("entity_id", sa.Text, sa.ForeignKey("ledger.entities.entity_id"), nullable=False),
     sa.Column("name", sa.Text),
     sa.Column("time_zone", sa.Text, nullable=False),
