@@ -10,7 +10,6 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import budgets, docs, events, health
 from api.config import Config
@@ -38,7 +37,7 @@ def create_app(config: Config) -> FastAPI:
             await services.commits.close()
             await services.reader.close()
 
-    app = _App(
+    app = FastAPI(
         title="Tallystick",
         version=VERSION,
         lifespan=lifespan,
@@ -52,7 +51,9 @@ def create_app(config: Config) -> FastAPI:
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
-    app.outermost = Frame(ShortCut(app.inner, services), services.metrics)
+    app.add_middleware(ShortCut, services=services)
+    # Added last, so outermost.
+    app.add_middleware(Frame, metrics=services.metrics)
     plain = app.openapi
     operations = {
         (route.path, method.lower()): route.openapi_extra
@@ -69,18 +70,6 @@ def create_app(config: Config) -> FastAPI:
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
-
-
-class _App(FastAPI):
-    """An app whose own frame lies around everything, the framework's included: no error leaves as anything but a problem."""
-
-    outermost: ASGIApp
-
-    async def inner(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().__call__(scope, receive, send)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.outermost(scope, receive, send)
 
 
 async def _answer(_: Request, error: Exception) -> Response:
