@@ -43,6 +43,11 @@ class Settings(BaseSettings):
     batch_events_max: int = Field(
         default=5000, ge=1, le=20_000, description="Events that one transaction posts at most, about."
     )
+    batch_bytes_max: int = Field(
+        default=2 * 1024 * 1024,
+        ge=1,
+        description="Bytes of messages that one transaction of the worker posts at most, about.",
+    )
     batch_wait_seconds: float = Field(default=0.1, description="How long a batch that is not full waits for more.")
     message_bytes_max: int = Field(default=4 * 1024 * 1024, description="A larger message or request body is refused.")
 

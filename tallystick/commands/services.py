@@ -10,6 +10,7 @@ import typer
 from tallystick.commands.common import CommandError, say, settings
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import TaskID
 
 
@@ -38,22 +39,16 @@ def migrate() -> None:
 
 def up() -> None:
     """Run everything on this machine until it is stopped; Postgres keeps its data."""
-    from rich.console import Console
-
     from tallystick.up import up as run
 
-    run(settings(), Console(highlight=False))
+    run(settings(), _console())
 
 
 def demo() -> None:
     """Run the main job on real input, from nothing, and prove the result; the database stays."""
-    from rich.console import Console
-
     from tallystick.demo import demo as run
 
-    # Into a file or a pipe the tables keep the width that they need.
-    console = Console(highlight=False)
-    run(settings(), console if console.is_terminal else Console(highlight=False, width=130))
+    run(settings(), _console())
 
 
 def replay(
@@ -92,6 +87,14 @@ def replay(
     say(f"{sent:,} events sent; the worker posts them")
 
 
+def _console() -> "Console":
+    """Return the console; into a file or a pipe, tables and addresses keep the width that they need."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
 def worker() -> None:
     """Read usage events from Kafka and post them."""
     from ingest.app import WorkerConfig, run
@@ -114,6 +117,7 @@ def worker() -> None:
                 folder=folder,
                 session_seconds=options.kafka_session_seconds,
                 batch_wait_seconds=options.batch_wait_seconds,
+                batch_bytes_max=options.batch_bytes_max,
                 message_bytes_max=options.message_bytes_max,
                 failpoints=options.failpoints,
             )

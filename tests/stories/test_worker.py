@@ -269,7 +269,9 @@ async def test_a_worker_stops_and_names_what_the_log_has_lost(
     assert ledger.total() == 30 * PRICE
 
 
-async def test_a_worker_that_starts_before_everything_else_waits_and_says_for_what(ledger: Ledger, tmp_path: Path) -> None:
+async def test_a_worker_that_starts_before_everything_else_waits_and_says_for_what(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     """No broker, then no topic, then no database: each is waited for, and named."""
     await ledger.add_price(input="2.00", output="8.00")
     own = EmbeddedBroker(tmp_path, port=free_port())
