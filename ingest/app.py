@@ -141,6 +141,8 @@ def make_app(config: WorkerConfig) -> UsageApp:
             app.lanes.check_ends(ends)
         except LedgerError as error:
             app.fail(error)
+        else:
+            await app.lanes.note_caught_up(ends)
 
     @app.on_before_shutdown.connect
     async def let_go(*_: Any, **__: Any) -> None:

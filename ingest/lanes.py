@@ -245,6 +245,28 @@ class Lanes:
             if lane is not None and end is not None and 0 <= end < lane.intake.held.next_position:
                 raise LogChanged(lane.intake.held.name, lane.intake.held.next_position, end)
 
+    async def note_caught_up(self, ends: Mapping[int, int | None]) -> None:
+        """Record for each log that holds nothing more that it is posted up to now."""
+        done = [
+            lane
+            for partition, lane in self._lanes.items()
+            if not lane.is_fenced
+            and ends.get(partition) == lane.expected == lane.intake.held.next_position
+            and (lane.posting is None or lane.posting.done())
+        ]
+        if not done:
+            return
+        try:
+            connection = await connect(self._url)
+            try:
+                for lane in done:
+                    await feeds.note_caught_up(connection, lane.intake.held)
+            finally:
+                await connection.close()
+        except psycopg.OperationalError as error:
+            # Nothing is lost: the feeds look a little further behind until the next time.
+            log.warning("the database is away (%s)", str(error).partition("\n")[0])
+
     def _say(self) -> None:
         now = time.monotonic()
         if now - self.progress.said_at >= 10:

@@ -52,6 +52,18 @@ async def count_start(connection: Connection, held: Claim) -> int:
     return int(row[0])
 
 
+async def note_caught_up(connection: Connection, held: Claim) -> None:
+    """Record that a feed is posted up to now, since its log holds nothing more; unless it was claimed or has moved on.
+
+    An idle feed would look ever further behind otherwise, and holds of reservations could not expire.
+    """
+    await connection.execute(
+        "update ledger.feeds set posted_until = greatest(posted_until, clock_timestamp())"
+        " where feed_id = %s and epoch = %s and next_position = %s",
+        [held.feed_id, held.epoch, held.next_position],
+    )
+
+
 async def suspect(connection: Connection, held: Claim, position: int) -> int:
     """Note, before it is touched, that a message is in hand; return how often it has been."""
     cursor = await connection.execute(

@@ -110,6 +110,21 @@ async def test_a_worker_killed_in_mid_batch_loses_nothing_and_doubles_nothing(
     assert ledger.value("select sum(next_position) from ledger.feeds") == count // 20
 
 
+async def test_an_idle_feed_is_posted_up_to_now(
+    broker: Any, topic: str, ledger: Ledger, start: Callable[..., WorkerProcess]
+) -> None:
+    """Both partitions are caught up, so both say so, again and again, though nothing arrives."""
+    await ledger.add_price(input="2.00", output="8.00")
+    worker = start()
+    send(broker.bootstrap, topic, packs(events(20), 5))
+    wait_for(lambda: seen(ledger) == 20, 60, worker)
+    posted_until = "select min(posted_until) from ledger.feeds where kind = 'kafka'"
+    wait_for(lambda: ledger.value(posted_until) is not None, 30, worker)
+    before = ledger.value(posted_until)
+    wait_for(lambda: ledger.value(posted_until) > before, 30, worker)
+    assert ledger.value("select sum(next_position) from ledger.feeds") == 4
+
+
 async def test_the_same_events_sent_twice_are_duplicates(
     broker: Any, topic: str, ledger: Ledger, start: Callable[..., WorkerProcess]
 ) -> None:
