@@ -21,7 +21,7 @@ from ledger.billing_rules import fee_identity, fee_key, rule_that_frees
 from ledger.books import Books, ensure_ids
 from ledger.database import CALENDAR_LOCK, Connection
 from ledger.entries import COLUMNS, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
-from ledger.errors import BatchTooLarge, Fenced, LedgerError, StaleBooks
+from ledger.errors import ActRefused, BatchTooLarge, Fenced, LedgerError, StaleBooks, Unknown
 from ledger.feeds import Claim
 from ledger.keys import digest_uuid
 from ledger.meters import (
@@ -107,11 +107,36 @@ class Priced:
     """Fees of the operation that it belongs to, a statement of its own for each book; booked unless they have been."""
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the ledger knows of a request while its row is locked."""
+
+    request_key: str
+    entry_id: int
+    """Its first row, which corrections name."""
+    entry_count: int
+    """How many rows its first statement made."""
+    last_entry_id: int
+    """Its newest row: with every correction another one, so that a key over it is used once."""
+    occurred_at: int
+    rank: Rank
+    stands: Sequence[Standing]
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A change to a request that is decided while its row is locked, from what stands then and from the newest prices."""
+
+    request_key: str
+    rows_for: Callable[[Books, Known, "Missing"], Sequence[Entry]]
+    """The rows of one act, which share a statement and its event key; none where nothing has to change."""
+
+
 @dataclass(slots=True)
 class Batch:
     """Items of one feed in order, with the span of positions that they were read from."""
 
-    items: Sequence[Priced | Window | DeadLetter]
+    items: Sequence[Priced | Window | DeadLetter | Correction]
     body_of: Callable[[int], bytes]
     """The bytes of the event behind an item, for dead letters."""
     origin_of: Callable[[int], str]
@@ -258,33 +283,82 @@ def _amount(
     missing: Missing,
 ) -> tuple[Money, tuple[str, ...]]:
     rate_set = books.prices.rate_set(book, selectors)
-    rule = None
-    if isinstance(rate_set, RateSet) and rate_set.billing_rules and part.is_chargeable:
-        rule = rule_that_frees(rate_set, dimensions, parts, books.parties, part)
-        if rule is not None:
-            rate_set = books.prices.freed(rate_set, rule)
-    # What a tenant owes is in its own currency, known even while the amount is not; a provider's is not.
-    unpriced = Money(None, currency, None) if book == "charge" else UNPRICED
     quantities = part.quantities
-    if part.is_chargeable and rule is None and (quantities is None or not part.is_priceable):
-        return unpriced, (f"{book}:usage",)
-    if isinstance(rate_set, Unpriced):
-        if not part.is_chargeable:
+    if (
+        isinstance(rate_set, Unpriced)
+        or rate_set.billing_rules
+        or quantities is None
+        or not part.is_chargeable
+        or not part.is_priceable
+    ):
+        return _odd_amount(books, book, rate_set, dimensions, part, parts, currency, missing)
+    amount = amount_of(quantities, rate_set)
+    if amount is None:
+        return _unpriced(book, currency), tuple(f"{book}:{meter}" for meter in unpriced_meters(quantities, rate_set))
+    return Money(amount, rate_set.currency, rate_set_id(books, rate_set, missing)), ()
+
+
+def _odd_amount(
+    books: Books,
+    book: Literal["cost", "charge"],
+    rate_set: RateSet | Unpriced,
+    dimensions: tuple[str | None, ...],
+    part: Part,
+    parts: Sequence[Part],
+    currency: str,
+    missing: Missing,
+) -> tuple[Money, tuple[str, ...]]:
+    """Price what most calls are not: without a price, without counts, not charged, or under a billing rule."""
+    if not part.is_chargeable:
+        if isinstance(rate_set, Unpriced):
             # Nothing is owed whatever the price would have been; the amount needs some currency.
             return Money(_ZERO, currency, None), ()
-        return unpriced, (f"{book}:{rate_set.reason}",)
-    rate_set_id = books.rate_set_ids.get(rate_set.content_hash)
-    if rate_set_id is None:
+        return Money(_ZERO, rate_set.currency, rate_set_id(books, rate_set, missing)), ()
+    if isinstance(rate_set, RateSet) and rate_set.billing_rules:
+        rule = rule_that_frees(rate_set, dimensions, parts, books.parties, part)
+        if rule is not None:
+            # Free whether the counts are known or not.
+            freed = books.prices.freed(rate_set, rule)
+            return Money(_ZERO, freed.currency, rate_set_id(books, freed, missing)), ()
+    if part.quantities is None or not part.is_priceable:
+        return _unpriced(book, currency), (f"{book}:usage",)
+    if isinstance(rate_set, Unpriced):
+        return _unpriced(book, currency), (f"{book}:{rate_set.reason}",)
+    amount = amount_of(part.quantities, rate_set)
+    if amount is None:
+        meters = unpriced_meters(part.quantities, rate_set)
+        return _unpriced(book, currency), tuple(f"{book}:{meter}" for meter in meters)
+    return Money(amount, rate_set.currency, rate_set_id(books, rate_set, missing)), ()
+
+
+def _unpriced(book: Literal["cost", "charge"], currency: str) -> Money:
+    # What a tenant owes is in its own currency, known even while the amount is not; a provider's is not.
+    return Money(None, currency, None) if book == "charge" else UNPRICED
+
+
+def rate_set_id(books: Books, rate_set: RateSet, missing: Missing) -> int | None:
+    """Return the id of a set; one that has none yet is noted as missing."""
+    found = books.rate_set_ids.get(rate_set.content_hash)
+    if found is None:
         missing.rate_sets[rate_set.content_hash] = rate_set
-    if not part.is_chargeable or rule is not None:
-        return Money(_ZERO, rate_set.currency, rate_set_id), ()
-    amount = amount_of(quantities or _NO_USAGE, rate_set)
-    if amount is not None:
-        return Money(amount, rate_set.currency, rate_set_id), ()
-    return unpriced, tuple(f"{book}:{meter}" for meter in unpriced_meters(quantities or _NO_USAGE, rate_set))
+    return found
 
 
 _BOOKS: Final = ("cost", "charge")
+
+
+def fee_set_of(
+    books: Books,
+    book: Literal["cost", "charge"],
+    tenant_id: str,
+    currency: str,
+    dimensions: tuple[str | None, ...],
+    at: int,
+) -> RateSet | None:
+    """Return the set of the fee that the card in force for a call at an instant has, if it has one."""
+    part = Part(dimensions[_MODEL], dimensions[_REPORTED_MODEL], None)
+    rate_set = books.prices.rate_set(book, _selectors(tenant_id, currency, dimensions, part, at))
+    return None if isinstance(rate_set, Unpriced) else books.prices.fee(rate_set)
 
 
 def fees_of(books: Books, statement: Statement, entries: Sequence[Entry], missing: Missing) -> list[Priced]:
@@ -315,10 +389,7 @@ def fees_of(books: Books, statement: Statement, entries: Sequence[Entry], missin
 
 def fee_entry(books: Books, fee: RateSet, key: str, of: Entry, missing: Missing) -> Entry:
     """Return the row of a fee, under the dimensions of a row of its operation."""
-    rate_set_id = books.rate_set_ids.get(fee.content_hash)
-    if rate_set_id is None:
-        missing.rate_sets[fee.content_hash] = fee
-    amount = Money(fee.rates[OPERATIONS].price, fee.currency, rate_set_id)
+    amount = Money(fee.rates[OPERATIONS].price, fee.currency, rate_set_id(books, fee, missing))
     nothing = Money(_ZERO, of.charge.currency or fee.currency, None)
     said = of.statement
     return Entry(
@@ -394,6 +465,8 @@ class _Request:
     is_new: bool
     stands: list[Standing] | None = None
     """None until somebody needs it."""
+    last_entry_id: int = 0
+    """Known where what stands was read."""
     is_changed: bool = False
 
 
@@ -439,9 +512,11 @@ class _Writing:
         for index, item in enumerate(self.batch.items):
             self.results.append(self._take(index, item))
 
-    def _take(self, index: int, item: Priced | Window | DeadLetter) -> Result:
+    def _take(self, index: int, item: Priced | Window | DeadLetter | Correction) -> Result:
         if isinstance(item, DeadLetter):
             return self._refuse(item.body, item.refused, index)
+        if isinstance(item, Correction):
+            return self._correct(item)
         statement = item if isinstance(item, Window) else item.statement
         known = self.keys.get(statement.event_key)
         if known is not None:
@@ -535,6 +610,34 @@ class _Writing:
             return Result("evidence", flags[0] if flags else None)
         request.stands = [standing(entry) for entry in said]
         request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
+        return Result("created")
+
+    def _correct(self, item: Correction) -> Result:
+        """Write what a correction makes of a request as it stands now."""
+        request = self.requests.get(item.request_key)
+        if request is None or request.stands is None:
+            raise Unknown("request", item.request_key)
+        known = Known(
+            item.request_key,
+            request.entry_id,
+            request.entry_count,
+            request.last_entry_id,
+            request.occurred_at,
+            request.rank,
+            request.stands,
+        )
+        entries = item.rows_for(self.books, known, self.missing)
+        if not entries:
+            return Result("duplicate", "unchanged", "what stands is what it should be")
+        periods = [self._period(entry, request.occurred_at) for entry in entries]
+        if None in periods:
+            raise ActRefused(
+                f"tenant {entries[0].dimensions[0]} has no open period to correct request {item.request_key} in"
+            )
+        self._accept(entries[0].statement)
+        for entry, period in zip(entries, periods, strict=True):
+            assert period is not None
+            self._write([entry], [tail(entry)], period)
         return Result("created")
 
     def _book_fees(self, item: Priced, period: date | None) -> None:
@@ -764,23 +867,62 @@ def _keys_of(batch: Batch) -> tuple[list[str], list[str]]:
                 requests.append(item.statement.request_key)
         elif isinstance(item, Window):
             events.append(item.event_key)
+        elif isinstance(item, Correction):
+            requests.append(item.request_key)
     return events, requests
 
 
 async def _read_standing(connection: Connection, writing: _Writing) -> None:
-    """Read what stands for the requests that a new statement of the batch beats."""
+    """Read what stands for the requests that a new statement of the batch beats, or that it corrects."""
     beaten: dict[int, _Request] = {}
+    for item in writing.batch.items:
+        if isinstance(item, Correction) and item.request_key in writing.requests:
+            corrected = writing.requests[item.request_key]
+            beaten[corrected.entry_id] = corrected
     for statement in statements_of(writing.batch):
         request = writing.requests.get(statement.request_key or "")
         if request is not None and statement.rank > request.rank and statement.event_key not in writing.keys:
             beaten[request.entry_id] = request
     if not beaten:
         return
-    groups: dict[int, list[Standing]] = {entry_id: [] for entry_id in beaten}
-    async for first_entry_id, group in _standing_rows(connection, list(beaten.values())):
+    await _read_stands(connection, beaten)
+
+
+async def _read_stands(connection: Connection, requests: dict[int, _Request]) -> None:
+    """Read what stands for requests, by the ids of their first rows."""
+    groups: dict[int, list[Standing]] = {entry_id: [] for entry_id in requests}
+    async for first_entry_id, entry_id, group in _standing_rows(connection, list(requests.values())):
         groups[first_entry_id].append(group)
-    for entry_id, request in beaten.items():
+        requests[first_entry_id].last_entry_id = max(requests[first_entry_id].last_entry_id, entry_id)
+    for entry_id, request in requests.items():
         request.stands = fold(groups[entry_id])
+
+
+async def read_known(connection: Connection, request_keys: Sequence[str]) -> list[Known]:
+    """Read what the ledger knows of requests, without locking them: for previews."""
+    cursor = await connection.execute(
+        "select key::text, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key::text"
+        " from ledger.requests where key = any(%s::uuid[]) order by key",
+        [_array(request_keys)],
+    )
+    requests = {}
+    keys = {}
+    for key, rank, period, entry_id, entry_count, occurred_at, best in await cursor.fetchall():
+        requests[entry_id] = _Request(tuple(rank), period, entry_id, entry_count, micros(occurred_at), best, False)
+        keys[entry_id] = key
+    await _read_stands(connection, requests)
+    return [
+        Known(
+            keys[entry_id],
+            entry_id,
+            request.entry_count,
+            request.last_entry_id,
+            request.occurred_at,
+            request.rank,
+            request.stands or [],
+        )
+        for entry_id, request in requests.items()
+    ]
 
 
 # `offset 0` keeps each look-up a look-up by index. As a plain join, a partition without statistics yet (the first minutes
@@ -809,7 +951,7 @@ rows as (
     ) as e
 )
 select
-    first_id, {", ".join(DIMENSIONS)}, local_date, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
+    first_id, entry_id, {", ".join(DIMENSIONS)}, local_date, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
     charge_currency, charge_rate_set_id, usage_flags, unpriced_meters, request_count, {", ".join(COLUMN_METERS)},
     other_quantities, avoided_tokens, cost_amount, charge_amount
 from rows
@@ -826,7 +968,7 @@ async def _standing_rows(connection: Connection, requests: list[_Request]) -> An
         },
     )
     width = len(DIMENSIONS)
-    for first_id, *values in await cursor.fetchall():
+    for first_id, entry_id, *values in await cursor.fetchall():
         dimensions, rest = tuple(values[:width]), values[width:]
         day, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set = rest[:8]
         flags, unpriced, request_count, *counts = rest[8:]
@@ -838,6 +980,7 @@ async def _standing_rows(connection: Connection, requests: list[_Request]) -> An
             quantities.update(others or {})
         yield (
             first_id,
+            entry_id,
             Standing(
                 grain=(
                     dimensions, day, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set,

@@ -11,6 +11,7 @@ from typing import Any
 
 from ledger.entries import Entry, Money, Standing, grain, standing
 from ledger.money import EXACT
+from ledger.statements import Kind
 
 
 @dataclass(slots=True)
@@ -75,8 +76,10 @@ def _standing(key: tuple[Any, ...], total: _Sum) -> Standing:
     )
 
 
-def true_up(stands: Iterable[Standing], better: list[Entry], first_entry_id: int) -> list[Entry]:
-    """Return the rows that take a request from what stands to what a better statement says.
+def true_up(
+    stands: Iterable[Standing], better: list[Entry], first_entry_id: int, kind: Kind = "true_up"
+) -> list[Entry]:
+    """Return the rows that take a request from what stands to what a better statement, or a correction, says.
 
     Shape: one row per combination of non-numbers that moves, numbered from 0; at least one row, even when nothing moves.
     """
@@ -93,13 +96,19 @@ def true_up(stands: Iterable[Standing], better: list[Entry], first_entry_id: int
         first = grain(better[0])
         moving = {first: sums[first]}
     return [
-        _entry(better[0], key, total, number, first_entry_id, notes.get(key))
+        _entry(better[0], key, total, number, first_entry_id, notes.get(key), kind)
         for number, (key, total) in enumerate(moving.items())
     ]
 
 
 def _entry(
-    header: Entry, key: tuple[Any, ...], total: _Sum, number: int, first_entry_id: int, said: Entry | None
+    header: Entry,
+    key: tuple[Any, ...],
+    total: _Sum,
+    number: int,
+    first_entry_id: int,
+    said: Entry | None,
+    kind: Kind,
 ) -> Entry:
     (
         dimensions, local_date, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set, flags,
@@ -107,7 +116,7 @@ def _entry(
     ) = key  # fmt: skip
     return Entry(
         statement=header.statement,
-        kind="true_up",
+        kind=kind,
         entry_no=number,
         occurred_at=header.occurred_at,
         local_date=local_date,
@@ -125,6 +134,8 @@ def _entry(
         tags=tags,
         attempt=attempt,
         raw_digest=said.raw_digest if said else None,
+        reason=header.reason,
+        actor=header.actor,
     )
 
 

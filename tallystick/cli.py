@@ -8,7 +8,19 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from tallystick.commands import budgets, exchange_rates, keys, names, parties, prices, proofs, records, services, sql
+from tallystick.commands import (
+    budgets,
+    exchange_rates,
+    keys,
+    names,
+    parties,
+    prices,
+    proofs,
+    records,
+    repricing,
+    services,
+    sql,
+)
 from tallystick.commands.common import CommandError, safe
 
 app = typer.Typer(
@@ -19,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-for module in (services, parties, names, prices, exchange_rates, budgets, keys, records, proofs, sql):
+for module in (services, parties, names, prices, repricing, exchange_rates, budgets, keys, records, proofs, sql):
     module.register(app)
 
 

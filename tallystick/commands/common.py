@@ -109,6 +109,25 @@ def with_connection(
         return asyncio.run(connected(found.url_for(role)))
 
 
+def with_connections(work: Callable[..., Awaitable[Result]], *roles: str) -> Result:
+    """Run work on one connection for each role: what one may not do, the other may."""
+    import asyncio
+    from contextlib import AsyncExitStack
+
+    from ledger.database import connect
+    from tallystick.addresses import addresses
+
+    async def connected(urls: Sequence[str]) -> Result:
+        async with AsyncExitStack() as opened:
+            connections = [
+                await opened.enter_async_context(await connect(url, connect_timeout=_CONNECT_SECONDS)) for url in urls
+            ]
+            return await work(*connections)
+
+    with addresses(settings()) as found:
+        return asyncio.run(connected([found.url_for(role) for role in roles]))
+
+
 # --- Reading what people type -----------------------------------------------------------------------------------------
 
 

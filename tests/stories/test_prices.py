@@ -11,9 +11,10 @@ from ledger.model_names import NameRule
 from ledger.price_book import Price
 from ledger.price_store import save_exchange_rates
 from ledger.registry import set_name_rules
+from ledger.repricing import Repriced, Scope, reprice
 from tallystick.verify import verify
 from tests.factories import NODE, make_event
-from tests.ledger.prices import exchange, make_card, per_million
+from tests.ledger.prices import band, exchange, make_card, per_million, variant
 from tests.support.ledger import Ledger
 
 
@@ -286,3 +287,276 @@ async def test_what_owes_no_fee_books_none(ledger: Ledger) -> None:
     await ledger.post(claude("ended", 100, 10, request_id="req-begun"))
     assert ledger.value("select count(*) from ledger.entries where kind = 'fee'") == 1
     assert proof(ledger) == []
+
+
+# --- History and corrections ------------------------------------------------------------------------------------------
+
+
+async def reprice_all(ledger: Ledger) -> Repriced:
+    async with (
+        await connect(ledger.database.url_for("tallystick_operator")) as operator,
+        await connect(ledger.database.url_for("tallystick_writer")) as writer,
+    ):
+        return await reprice(operator, writer, Scope(), actor="finance@example", reason="restated")
+
+
+async def test_b043_an_unknown_model_is_unpriced_until_exactly_its_name_has_a_price(ledger: Ledger) -> None:
+    """Shown by every count of unpriced requests, in no sum; the price that is added later is posted by a repricing."""
+    await ledger.add_price("acme-opus-4-1", provider="acme", input="15.00", output="75.00")
+    await ledger.post(named("e", "acme-opus-4.1", 10_000, 1_000, provider="acme"))
+    shown = "select sum(unpriced_count), sum(posted) from quotas.windows where budget_id = 'totals-charge'"
+    assert ledger.rows("select charge_amount, unpriced_meters from ledger.entries") == [
+        (None, ["charge:unknown_model", "cost:unknown_model"])
+    ]
+    assert ledger.rows(shown) == [(1, Decimal(0))]
+    await ledger.add_price("acme-opus-4.1", provider="acme", input="15.00", output="75.00")
+    assert (await reprice_all(ledger)).requests == 1
+    assert ledger.requests("model") == {"acme-opus-4.1": (1, Decimal("0.225"))}
+    assert ledger.rows(shown) == [(0, Decimal("0.225"))]
+    assert proof(ledger) == []
+
+
+async def test_b044_a_missing_component_price_is_not_a_zero_price(ledger: Ledger) -> None:
+    rates = per_million(input="3.00", output="15.00")
+    for model, policy in (("m-refuse", "refuse"), ("m-input", "use_input_rate")):
+        ledger.add_model(model)
+        await ledger.add_card(make_card(rates, model=model, missing_component=policy))
+        counts = {
+            "prompt_tokens": 50_100,
+            "completion_tokens": 10,
+            "total_tokens": 50_110,
+            "prompt_tokens_details": {"cached_tokens": 50_000},
+        }
+        await ledger.post(make_event(model, model=model, requested_model=model, usage=counts))
+    assert amounts(ledger, "model") == {"m-refuse": None, "m-input": Decimal("0.15045")}
+    assert ledger.value("select unpriced_meters from ledger.entries where model = 'm-refuse'") == [
+        "charge:no_card",
+        "cost:cache_read_tokens",
+    ]
+    fallback = "select priced_as from ledger.entry_lines where meter = 'cache_read_tokens' and book = 'cost'"
+    assert ledger.rows(fallback) == [("uncached_input_tokens",)]
+
+
+async def test_b050_a_new_price_does_not_change_closed_days(ledger: Ledger) -> None:
+    ledger.add_model("m-sol")
+    old = make_card(per_million(input="6.00", output="24.00"), model="m-sol", effective_at="2026-01-01T00:00:00Z")
+    new = make_card(per_million(input="4.50", output="18.00"), model="m-sol", effective_at="2026-05-14T00:00:00Z")
+    await ledger.add_card(old)
+    await ledger.add_card(make_card(book="charge", model=None, markup=Decimal(1)))
+    await ledger.post(
+        named("h1", "m-sol", 200_000, 10_000, time="2026-05-11T09:00:00Z"), received_at="2026-05-11T09:00:01Z"
+    )
+    await ledger.add_card(new)
+    await ledger.post(
+        named("h2", "m-sol", 200_000, 10_000, time="2026-05-15T09:00:00Z"), received_at="2026-05-15T09:00:01Z"
+    )
+    report = (
+        "select e.request_id, e.charge_amount, s.card_hash::text from ledger.entries as e"
+        " join ledger.rate_sets as s on s.rate_set_id = e.cost_rate_set_id where posting_period = '2026-05-01' order by 1"
+    )
+    expected = [
+        ("req-h1", Decimal("1.44"), old.content_hash),
+        ("req-h2", Decimal("1.08"), new.content_hash),
+    ]
+    assert ledger.rows(report) == expected
+    # The book is read anew, and everything held against it: nothing of the past is priced otherwise.
+    assert (await reprice_all(ledger)).entries == 0
+    assert ledger.rows(report) == expected
+    assert ledger.total() == Decimal("2.52")
+
+
+async def test_b051_the_price_is_chosen_by_when_the_usage_happened_to_the_instant(ledger: Ledger) -> None:
+    ledger.add_model("m-deep")
+    for at, rates in (("2026-01-01", ("0.40", "0.80")), ("2026-04-09T16:30", ("1.00", "2.00"))):
+        effective_at = f"{at}:00Z" if "T" in at else f"{at}T00:00:00Z"
+        await ledger.add_card(
+            make_card(per_million(input=rates[0], output=rates[1]), model="m-deep", effective_at=effective_at)
+        )
+    await ledger.post(
+        named("p1", "m-deep", 10_000, 5_000, time="2026-04-09T16:29:59.999Z"), received_at="2026-04-09T16:35:00Z"
+    )
+    await ledger.post(
+        named("p2", "m-deep", 10_000, 5_000, time="2026-04-09T16:30:00.000Z"), received_at="2026-04-09T16:30:01Z"
+    )
+    assert amounts(ledger, "request_id") == {"req-p1": Decimal("0.008"), "req-p2": Decimal("0.02")}
+
+
+async def test_b053_restating_a_price_is_a_visible_correction_and_not_an_edit(ledger: Ledger) -> None:
+    ledger.add_model("m-deep")
+    first = make_card(per_million(input="0.40", output="0.80"), model="m-deep", effective_at="2026-08-01T00:00:00Z")
+    second = make_card(
+        per_million(input="1.00", output="2.00"),
+        model="m-deep",
+        effective_at="2026-08-01T00:00:00Z",
+        replaces=first.content_hash,
+    )
+    await ledger.add_card(first)
+    await ledger.post(
+        named("e", "m-deep", 10_000, 5_000, time="2026-08-05T00:00:00Z"), received_at="2026-08-05T00:00:01Z"
+    )
+    original = ledger.rows("select * from ledger.entries")
+    await ledger.add_card(second)
+    assert (await reprice_all(ledger)).entries == 2
+    assert ledger.rows("select * from ledger.entries where kind = 'usage'") == original
+    corrected = (
+        "select sum(cost_amount), count(distinct corrects_entry_id), bool_or(s.card_hash = %s::uuid) from ledger.entries as e"
+        " join ledger.rate_sets as s on s.rate_set_id = e.cost_rate_set_id where kind = 'adjustment'"
+    )
+    assert ledger.rows(corrected, second.content_hash) == [(Decimal("0.012"), 1, True)]
+    assert ledger.total("cost") == Decimal("0.02")
+    assert (await reprice_all(ledger)).entries == 0
+    assert ledger.total("cost") == Decimal("0.02")
+
+
+# --- Bands, tiers, units and small amounts ----------------------------------------------------------------------------
+
+
+async def test_b027_to_b030_the_size_of_one_request_selects_the_rates_of_all_its_tokens(ledger: Ledger) -> None:
+    """The whole input selects, `>` and `>=` are data, and cached tokens and writes move with the rest."""
+    cards = {
+        "m-27": make_card(
+            per_million(input="1.25", output="10.00"),
+            model="m-27",
+            bands=(band(">", 200_000, input="2.50", output="15.00"),),
+        ),
+        "m-28": make_card(
+            per_million(input="3.00", output="15.00"),
+            model="m-28",
+            bands=(band(">", 200_000, input="6.00", output="22.50"),),
+        ),
+    }
+    for operator, model in ((">=", "m-incl"), (">", "m-excl")):
+        low, high = (
+            per_million(input="1.25", cached="0.20", output="2.50"),
+            band(operator, 200_000, input="2.50", cached="0.40", output="5.00"),
+        )
+        cards[model] = make_card(low, model=model, bands=(high,))
+    for model, card in cards.items():
+        ledger.add_model(model)
+        await ledger.add_card(card)
+    cached = {
+        "prompt_tokens_details": {"cached_tokens": 120_000},
+        "prompt_tokens": 200_000,
+        "completion_tokens": 800,
+        "total_tokens": 200_800,
+    }
+    await ledger.post(
+        *(named(f"r{prompt}", "m-27", prompt, 1000) for prompt in (260_000, 200_000, 200_001)),
+        named("r1", "m-28", 320_000, 2000),
+        *(named(f"s{number}", "m-28", 90_000, 0, conversation_id="s1") for number in range(10)),
+        *(make_event(model, model=model, requested_model=model, usage=cached) for model in ("m-incl", "m-excl")),
+    )
+    found = amounts(ledger, "request_id")
+    assert {name: found[f"req-{name}"] for name in ("r260000", "r200000", "r200001", "r1", "m-incl", "m-excl")} == {
+        "r260000": Decimal("0.665"),
+        "r200000": Decimal("0.26"),
+        "r200001": Decimal("0.5150025"),
+        "r1": Decimal("1.965"),
+        "m-incl": Decimal("0.252"),
+        "m-excl": Decimal("0.126"),
+    }
+    assert ledger.value("select sum(cost_amount) from ledger.entries where conversation_id = 's1'") == Decimal("2.7")
+    ledger.add_model("m-30", provider="anthropic")
+    low = per_million(input="3.00", write_5m="3.75", cached="0.30", output="15.00")
+    high = band(">", 200_000, input="6.00", write_5m="7.50", cached="0.60", output="22.50")
+    await ledger.add_card(make_card(low, model="m-30", provider="anthropic", bands=(high,)))
+    counts = {
+        "input_tokens": 205_000,
+        "cache_creation_input_tokens": 7_000,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 100,
+    }
+    await ledger.post(claude("b030", 0, 0, model="m-30", requested_model="m-30", usage=counts))
+    assert amounts(ledger, "request_id")["req-b030"] == Decimal("1.28475")
+
+
+async def test_b032_to_b034_the_served_tier_sets_the_price(ledger: Ledger) -> None:
+    ledger.add_model("m-sub")
+    await ledger.add_card(
+        make_card(
+            per_million(input="1.25", output="10.00"),
+            variants=(
+                variant("priority", input="2.50", output="20.00"),
+                variant("batch", input="1.00", cached="0.25", output="4.00"),
+            ),
+            missing_component="use_input_rate",
+        )
+    )
+    asked = {"requested_service_tier": "priority"}
+    cached = {
+        "prompt_tokens": 10_000,
+        "completion_tokens": 1_000,
+        "total_tokens": 11_000,
+        "prompt_tokens_details": {"cached_tokens": 8_000},
+    }
+    await ledger.post(
+        usage("known", 1000, 500, **asked, service_tier="default"),
+        usage("assumed", 1000, 500, **asked),
+        usage("batch", 80_000, 20_000, service_tier="batch"),
+        make_event("both", usage=cached, service_tier="batch"),
+        usage("lane", 1000, 500, lane="batch"),
+        usage("unknown", 1000, 500, service_tier="turbo"),
+    )
+    assert amounts(ledger, "request_id") == {
+        "req-known": Decimal("0.00625"),
+        "req-assumed": Decimal("0.0125"),
+        "req-batch": Decimal("0.16"),
+        "req-both": Decimal("0.008"),
+        "req-lane": Decimal("0.00625"),
+        "req-unknown": None,
+    }
+    flagged = "select request_id, requested_service_tier, service_tier from ledger.entries where 'tier_assumed' = any (usage_flags)"
+    assert ledger.rows(flagged) == [("req-assumed", "priority", "priority")]
+
+
+async def test_b039_b040_b041_units_other_than_tokens_have_their_own_prices(ledger: Ledger) -> None:
+    rerank = make_card({"search_units": Price(Decimal("0.0015"), 1)}, model="m-rerank", provider="vllm")
+    tools = make_card(
+        per_million(input="2.00", output="8.00") | {"web_search_calls": Price(Decimal("0.01"), 1)}, model="m-tool"
+    )
+    embed = make_card(per_million(input="0.02"), model="m-embed")
+    for model, provider, card in (
+        ("m-rerank", "vllm", rerank),
+        ("m-tool", "openai", tools),
+        ("m-embed", "openai", embed),
+    ):
+        ledger.add_model(model, provider=provider)
+        await ledger.add_card(card)
+
+    def counted(event_id: str, model: str, **quantities: int) -> dict[str, Any]:
+        return make_event(event_id, model=model, requested_model=model, quantities=quantities, flavour=...)
+
+    rerank_call = counted("rerank", "m-rerank", search_units=1)
+    rerank_call["data"]["provider"] = "vllm"
+    await ledger.post(
+        rerank_call,
+        counted("e1", "m-tool", uncached_input_tokens=100, visible_output_tokens=20, web_search_calls=0),
+        counted("e2", "m-tool", uncached_input_tokens=100, visible_output_tokens=20, web_search_calls=2),
+        counted("embed", "m-embed", embedding_input_tokens=5000),
+    )
+    assert amounts(ledger, "request_id") == {
+        "req-rerank": Decimal("0.0015"),
+        "req-e1": Decimal("0.00036"),
+        "req-e2": Decimal("0.02036"),
+        "req-embed": Decimal("0.0001"),
+    }
+
+
+async def test_b055_b056_sums_are_exact_and_small_amounts_are_kept(ledger: Ledger) -> None:
+    ledger.add_model("m-embed")
+    await ledger.add_card(make_card(per_million(input="0.02"), model="m-embed"))
+    ledger.add_model("m-tenth")
+    await ledger.add_card(make_card({"search_units": Price(Decimal("0.1"), 1)}, model="m-tenth"))
+
+    def counted(event_id: str, model: str, **quantities: int) -> dict[str, Any]:
+        return make_event(event_id, model=model, requested_model=model, quantities=quantities, flavour=...)
+
+    await ledger.post(
+        *(counted(f"a{number}", "m-tenth", search_units=1) for number in range(10)),
+        *(counted(f"b{number}", "m-embed", embedding_input_tokens=12) for number in range(1000)),
+    )
+    by_model = dict(ledger.rows("select model, sum(cost_amount) from ledger.entries group by 1"))
+    assert by_model == {"m-tenth": Decimal(1), "m-embed": Decimal("0.00024")}
+    assert ledger.rows("select distinct cost_amount from ledger.entries where model = 'm-embed'") == [
+        (Decimal("0.00000024"),)
+    ]

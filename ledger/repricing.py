@@ -1,0 +1,539 @@
+"""Repricing: a price corrected for the past posts the difference for what was priced otherwise, and nothing else.
+
+What a request should cost is asked of today's book at the request's own instant: a card that replaces another, a card for
+an earlier time, a name that somebody accepted, an exchange rate that was missing. Where that differs from what stands, the
+true-up rule makes the rows: the old group is taken back and the new one given, as entries of kind `adjustment` with
+reason, actor and run. They keep `occurred_at` and enter the earliest open period. A second run finds that what stands is
+what it should be; a price that goes there and back nets to zero.
+
+Decided inside the posting transaction, with the request's row locked: a report that arrives meanwhile is in it or after it.
+Sums are of Python's decimals and not of a frame's, which end at 38 digits; exact amounts may have more.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+import psycopg
+from psycopg.rows import class_row
+
+from ledger.books import Books, ensure_ids, load_books
+from ledger.database import Connection, record_act, remedy_for
+from ledger.entries import Entry, Money, Standing
+from ledger.errors import StaleBooks
+from ledger.feeds import claim
+from ledger.keys import digest_uuid, key
+from ledger.meters import OPERATIONS, input_tokens
+from ledger.money import EXACT
+from ledger.posting import Batch, Correction, Known, Missing, amounts_of, fee_set_of, post, rate_set_id, read_known
+from ledger.price_book import Selectors
+from ledger.statements import DIMENSIONS, Part, Statement
+from ledger.times import from_micros
+from ledger.true_ups import true_up
+
+REPRICING: Final = b"repricing"
+"""Kind of the keys under which repricings are posted."""
+FEED: Final = "commands"
+AT_ONCE: Final = 1000
+_TRIES: Final = 8
+
+_SENT_TENANT: Final = DIMENSIONS.index("sent_tenant_id")
+_PROVIDER: Final = DIMENSIONS.index("provider")
+_ACCOUNT: Final = DIMENSIONS.index("provider_account")
+_DEPLOYMENT: Final = DIMENSIONS.index("deployment")
+_REQUESTED_MODEL: Final = DIMENSIONS.index("requested_model")
+_REPORTED_MODEL: Final = DIMENSIONS.index("reported_model")
+_MODEL: Final = DIMENSIONS.index("model")
+_TIER: Final = DIMENSIONS.index("service_tier")
+_REGION: Final = DIMENSIONS.index("region")
+_STATUS: Final = DIMENSIONS.index("status")
+
+Book = Literal["cost", "charge"]
+BOOKS: Final[tuple[Book, ...]] = ("cost", "charge")
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which requests are looked at. `since` and `until` are UTC microseconds of `occurred_at`, half-open."""
+
+    since: int | None = None
+    until: int | None = None
+    tenant_id: str | None = None
+    model: str | None = None
+    """Canonical, reported or requested."""
+
+
+# --- What a request should cost ---------------------------------------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """One combination of non-numbers that stands, and what it should be: the same, or with other amounts."""
+
+    standing: Standing
+    entry: Entry
+    is_changed: bool
+    is_unclear: bool
+    """Several parts of one grain whose inputs nobody can tell apart any more, and a new price that depends on them."""
+
+
+class Grain(NamedTuple):
+    """What `entries.grain` puts together."""
+
+    dimensions: tuple[str | None, ...]
+    local_date: date
+    subject_id: str | None
+    tags: str | None
+    attempt: int | None
+    cost_currency: str | None
+    cost_rate_set_id: int | None
+    charge_currency: str | None
+    charge_rate_set_id: int | None
+    flags: tuple[str, ...]
+    unpriced: tuple[str, ...]
+
+
+def groups_of(books: Books, known: Known, missing: Missing) -> list[Group]:
+    """Return what stands for a request, each group with what it should be by these books at the request's instant."""
+    header = Statement(
+        event_key="",
+        content_hash="",
+        request_key=known.request_key,
+        rank=known.rank,
+        occurred_at=known.occurred_at,
+        dimensions=(),
+        parts=(),
+        status="",
+        is_final=len(known.rank) > 2 and bool(known.rank[2]),
+    )
+    parts = [_part(books, Grain(*group.grain), group) for group in known.stands]
+    groups = []
+    for group, part in zip(known.stands, parts, strict=True):
+        found = Grain(*group.grain)
+        cost = Money(group.cost_amount, found.cost_currency, found.cost_rate_set_id)
+        charge = Money(group.charge_amount, found.charge_currency, found.charge_rate_set_id)
+        entry = Entry(
+            statement=header,
+            kind="adjustment",
+            entry_no=0,
+            occurred_at=known.occurred_at,
+            local_date=found.local_date,
+            dimensions=found.dimensions,
+            subject_id=found.subject_id,
+            request_count=group.request_count,
+            quantities=group.quantities,
+            cost=cost,
+            charge=charge,
+            flags=found.flags,
+            unpriced=found.unpriced,
+            avoided_tokens=group.avoided_tokens,
+            tags=found.tags,
+            attempt=found.attempt,
+        )
+        should = _priced(books, entry, part, parts, missing)
+        is_changed = _differs(should.cost, cost) or _differs(should.charge, charge)
+        is_unclear = is_changed and _is_unclear(books, known, should, part)
+        groups.append(Group(group, should if is_changed and not is_unclear else entry, is_changed, is_unclear))
+    return groups
+
+
+def _differs(one: Money, other: Money) -> bool:
+    return one.amount != other.amount or (one.amount is not None and one.currency != other.currency)
+
+
+def _part(books: Books, found: Grain, group: Standing) -> Part:
+    """Return a group as the part of a call that it was; a name that was nobody's may be somebody's now."""
+    dimensions = found.dimensions
+    model = dimensions[_MODEL]
+    if model is None:
+        known = books.parties.model(dimensions[_PROVIDER], dimensions[_REPORTED_MODEL] or dimensions[_REQUESTED_MODEL])
+        model = None if known is None else known.model
+    return Part(
+        model=model,
+        reported_model=dimensions[_REPORTED_MODEL],
+        quantities=group.quantities,
+        flags=found.flags,
+        is_chargeable=dimensions[_STATUS] != "void" and "not_charged" not in found.flags,
+        is_priceable=not any(why.endswith(":usage") for why in found.unpriced),
+    )
+
+
+def _priced(books: Books, entry: Entry, part: Part, parts: Sequence[Part], missing: Missing) -> Entry:
+    """Return a row with the amounts that it should have."""
+    if not part.is_chargeable:
+        return entry
+    tenant_id, at = entry.dimensions[0] or "", entry.occurred_at
+    currency = books.parties.tenants[tenant_id].at(at).charge_currency
+    if part.quantities is not None and OPERATIONS in part.quantities:
+        return _fee(books, entry, currency, missing)
+    dimensions = entry.dimensions
+    if part.model != dimensions[_MODEL]:
+        dimensions = (*dimensions[:_MODEL], part.model, *dimensions[_MODEL + 1 :])
+    cost, charge, unpriced = amounts_of(books, tenant_id, currency, dimensions, part, parts, at, missing)
+    return msgspec.structs.replace(entry, dimensions=dimensions, cost=cost, charge=charge, unpriced=unpriced)
+
+
+def _fee(books: Books, entry: Entry, currency: str, missing: Missing) -> Entry:
+    """Return the row of a fee with what the card in force asks for now, which may be nothing."""
+    book: Book = "cost" if entry.cost.amount or entry.cost.rate_set_id is not None else "charge"
+    old = entry.cost if book == "cost" else entry.charge
+    fee = fee_set_of(books, book, entry.dimensions[0] or "", currency, entry.dimensions, entry.occurred_at)
+    if fee is None:
+        amount = Money(Decimal(0), old.currency, None)
+    else:
+        amount = Money(fee.rates[OPERATIONS].price, fee.currency, rate_set_id(books, fee, missing))
+    if book == "cost":
+        return msgspec.structs.replace(entry, cost=amount)
+    return msgspec.structs.replace(entry, charge=amount)
+
+
+def _is_unclear(books: Books, known: Known, entry: Entry, part: Part) -> bool:
+    """Say whether a group may be several parts whose new price depends on the input of each."""
+    quantities = part.quantities
+    if quantities is None or known.entry_count <= len(known.stands):
+        return False
+    tenant_id, dimensions = entry.dimensions[0] or "", entry.dimensions
+
+    def sets(tokens: int) -> list[Any]:
+        asked = Selectors(
+            provider=dimensions[_PROVIDER],
+            model=part.model,
+            occurred_at=entry.occurred_at,
+            tenant_id=tenant_id,
+            currency=books.parties.tenants[tenant_id].at(entry.occurred_at).charge_currency,
+            provider_account=dimensions[_ACCOUNT],
+            deployment=dimensions[_DEPLOYMENT],
+            service_tier=dimensions[_TIER],
+            region=dimensions[_REGION],
+            input_tokens=tokens,
+        )
+        return [books.prices.rate_set(book, asked) for book in BOOKS]
+
+    return sets(1) != sets(input_tokens(quantities))
+
+
+def rows_for(books: Books, known: Known, missing: Missing, *, run: str, reason: str, actor: str) -> list[Entry]:
+    """Return the rows that take a request from what stands to what it should be; none where nothing changes.
+
+    Their key is over the request and its newest row: each state of a request is left once.
+    """
+    groups = groups_of(books, known, missing)
+    if not any(group.is_changed and not group.is_unclear for group in groups):
+        return []
+    sent_tenant_id = groups[0].entry.dimensions[_SENT_TENANT] or ""
+    event_key = key(REPRICING, sent_tenant_id, known.request_key, str(known.last_entry_id))
+    better = []
+    for group in groups:
+        dimensions = group.entry.dimensions
+        statement = msgspec.structs.replace(
+            group.entry.statement,
+            event_key=event_key,
+            content_hash=digest_uuid(f"repricing {run} {event_key}".encode()),
+            dimensions=dimensions,
+            status=dimensions[_STATUS] or "",
+        )
+        better.append(msgspec.structs.replace(group.entry, statement=statement, reason=reason, actor=actor))
+    rows = true_up(known.stands, better, known.entry_id, "adjustment")
+    return [msgspec.structs.replace(row, reported={"run": run}) for row in rows]
+
+
+# --- Which requests ---------------------------------------------------------------------------------------------------
+
+
+_FIND: Final = """
+select e.entry_id, e.request_key::text
+from ledger.entries as e
+where
+    e.posting_period = %(period)s
+    and e.entry_id > %(after)s
+    and e.kind in ('usage', 'fee')
+    and e.entry_no = 0
+    and e.request_key is not null
+    and (%(since)s::timestamptz is null or e.occurred_at >= %(since)s)
+    and (%(until)s::timestamptz is null or e.occurred_at < %(until)s)
+    and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
+    and (
+        %(model)s::text is null
+        or %(model)s in (e.model, e.reported_model, e.requested_model)
+        -- A later part of the same answer may be another model's.
+        or exists (
+            select
+            from ledger.entries as p
+            where
+                p.posting_period = e.posting_period
+                and p.entry_id > e.entry_id
+                and p.entry_id < e.entry_id + 100
+                and p.event_key = e.event_key
+                and %(model)s in (p.model, p.reported_model, p.requested_model)
+        )
+    )
+order by e.entry_id
+limit %(limit)s
+"""
+
+
+async def _chunks(connection: Connection, scope: Scope) -> AsyncIterator[list[str]]:
+    """Yield the keys of requests in scope, month by month in the order of their first rows."""
+    # By the rows of the batches and not of the entries: one look-up instead of a read of everything.
+    cursor = await connection.execute("select distinct posting_period from ledger.batch_digests order by 1")
+    for (period,) in await cursor.fetchall():
+        after = -1
+        while True:
+            cursor = await connection.execute(
+                _FIND,
+                {
+                    "period": period,
+                    "after": after,
+                    "since": None if scope.since is None else from_micros(scope.since),
+                    "until": None if scope.until is None else from_micros(scope.until),
+                    "tenant_id": scope.tenant_id,
+                    "model": scope.model,
+                    "limit": AT_ONCE,
+                },
+            )
+            found = await cursor.fetchall()
+            if not found:
+                break
+            after = found[-1][0]
+            yield [request_key for _, request_key in found]
+
+
+# --- Before: what it would do -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Effect:
+    """What a repricing does to a tenant's month in one book; months are those in which the usage occurred."""
+
+    tenant_id: str
+    book: Book
+    currency: str | None
+    month: date
+    requests: int = 0
+    before: Decimal = Decimal(0)
+    after: Decimal = Decimal(0)
+    priced: int = 0
+    """Groups that had no amount and get one."""
+    unpriced: int = 0
+    """Groups that had an amount and lose it."""
+
+    @property
+    def difference(self) -> Decimal:
+        return EXACT.subtract(self.after, self.before)
+
+
+@dataclass(slots=True)
+class Preview:
+    """What a repricing would do, and what it would leave."""
+
+    effects: list[Effect] = field(default_factory=list)
+    looked_at: int = 0
+    requests: int = 0
+    entries: int = 0
+    unclear: list[str] = field(default_factory=list)
+    """Keys of requests that are left: parts of one grain that cannot be told apart, under a price that depends on them."""
+
+
+async def preview(connection: Connection, scope: Scope, books: Books | None = None) -> Preview:
+    """Say what a repricing would do, without a lock and without writing anything."""
+    books = books or await load_books(connection)
+    found = Preview()
+    effects: dict[tuple[str, Book, str | None, date], Effect] = {}
+    async for request_keys in _chunks(connection, scope):
+        for known in await read_known(connection, request_keys):
+            found.looked_at += 1
+            groups = groups_of(books, known, Missing())
+            if any(group.is_unclear for group in groups):
+                found.unclear.append(known.request_key)
+            rows = rows_for(books, known, Missing(), run="", reason="", actor="")
+            if not rows:
+                continue
+            found.requests += 1
+            found.entries += len(rows)
+            touched: set[tuple[str, Book, str | None, date]] = set()
+            for group in groups:
+                if group.is_changed and not group.is_unclear:
+                    touched.update(_add_effect(effects, group))
+            for place in touched:
+                effects[place].requests += 1
+        await asyncio.sleep(0)
+    found.effects = [effects[place] for place in sorted(effects, key=str)]
+    return found
+
+
+def _add_effect(
+    effects: dict[tuple[str, Book, str | None, date], Effect], group: Group
+) -> Iterator[tuple[str, Book, str | None, date]]:
+    """Add what a group loses and gets, by book; yield the places that were touched."""
+    grain, entry = Grain(*group.standing.grain), group.entry
+    sides: tuple[tuple[Book, Money, Money], ...] = (
+        ("cost", Money(group.standing.cost_amount, grain.cost_currency, None), entry.cost),
+        ("charge", Money(group.standing.charge_amount, grain.charge_currency, None), entry.charge),
+    )
+    for book, old, new in sides:
+        if not _differs(old, new):
+            continue
+        for money, is_new in ((old, False), (new, True)):
+            if money.amount is None and (new if not is_new else old).currency != money.currency:
+                continue
+            place = (entry.dimensions[0] or "", book, money.currency, entry.local_date.replace(day=1))
+            effect = effects.setdefault(place, Effect(*place))
+            if is_new:
+                effect.after = EXACT.add(effect.after, money.amount or Decimal(0))
+                effect.priced += old.amount is None and money.amount is not None
+            else:
+                effect.before = EXACT.add(effect.before, money.amount or Decimal(0))
+                effect.unpriced += new.amount is None and money.amount is not None
+            yield place
+
+
+# --- Doing it ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Repriced:
+    """What a run did."""
+
+    run: str
+    looked_at: int = 0
+    requests: int = 0
+    entries: int = 0
+
+
+async def reprice(
+    operator: Connection,
+    writer: Connection,
+    scope: Scope,
+    *,
+    actor: str,
+    reason: str,
+    on_chunk: Callable[[Repriced], None] | None = None,
+) -> Repriced:
+    """Post the difference for every request in scope that was priced otherwise; again, it adds nothing.
+
+    The run is written down as an act first, and its entries name it. What was posted before a failure stays, and the next
+    run goes on from there. `operator` writes the act, `writer` the entries, on the feed `commands`.
+    """
+    detail = {**{name: getattr(scope, name) for name in ("since", "until", "tenant_id", "model")}}
+    async with operator.transaction():
+        await record_act(operator, actor, "prices.reprice", detail, reason)
+        cursor = await operator.execute("select currval(pg_get_serial_sequence('ledger.acts', 'act_id'))")
+        row = await cursor.fetchone()
+    assert row is not None
+    done = Repriced(run=f"act {row[0]}")
+    books = await load_books(writer)
+    held = await claim(writer, "commands", FEED)
+    rows = partial(rows_for, run=done.run, reason=reason, actor=actor)
+    async for request_keys in _chunks(writer, scope):
+        done.looked_at += len(request_keys)
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                changed, missing = await _changed(writer, books, request_keys)
+                if not changed:
+                    break
+                if missing:
+                    await ensure_ids(writer, books, missing.rate_sets, missing.subjects)
+                items = [Correction(request_key, rows) for request_key in changed]
+                batch = Batch(items, _no_body, _no_origin, books.versions)
+                posted = await post(writer, held, batch, books)
+                done.requests += sum(result.outcome == "created" for result in posted.results)
+                done.entries += posted.entry_count
+                break
+            except StaleBooks:
+                books = await load_books(writer)
+            except psycopg.Error as error:
+                if writer.closed or remedy_for(error) != "retry" or tries >= _TRIES:
+                    raise
+                await asyncio.sleep(0.02 * 2**tries)
+        if on_chunk is not None:
+            on_chunk(done)
+    return done
+
+
+async def _changed(connection: Connection, books: Books, request_keys: Sequence[str]) -> tuple[list[str], Missing]:
+    """Return which requests would change, so that the others are not locked; and what their prices need ids for."""
+    missing = Missing()
+    changed = [
+        known.request_key
+        for known in await read_known(connection, request_keys)
+        if any(group.is_changed and not group.is_unclear for group in groups_of(books, known, missing))
+    ]
+    return changed, missing
+
+
+def _no_body(index: int) -> bytes:
+    raise AssertionError("a correction is no message, and never a dead letter")
+
+
+def _no_origin(index: int) -> str:
+    raise AssertionError("a correction is no message, and never a dead letter")
+
+
+# --- What was known then ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAmount:
+    """What the ledger said at an instant of a tenant's month in one book."""
+
+    tenant_id: str
+    month: date
+    book: str
+    currency: str | None
+    amount: Decimal
+    requests: int
+    unpriced: int
+
+
+async def amounts_known_at(connection: Connection, known_at: int, scope: Scope) -> list[KnownAmount]:
+    """Return the report as it was known at an instant: the entries that had been recorded by then, summed.
+
+    Nothing of the ledger changes, so the sum over `recorded_at` up to an instant is what a report of that instant said,
+    whatever has been corrected, repriced or reported since. By tenant, month in which the usage occurred, and book.
+    """
+    async with connection.cursor(row_factory=class_row(KnownAmount)) as cursor:
+        await cursor.execute(
+            """
+            select
+                e.tenant_id,
+                date_trunc('month', e.local_date::timestamp)::date as month,
+                b.book,
+                b.currency::text as currency,
+                coalesce(sum(b.amount), 0) as amount,
+                sum(e.request_count)::bigint as requests,
+                coalesce(sum(e.request_count) filter (where b.amount is null), 0)::bigint as unpriced
+            from ledger.entries as e
+            cross join lateral (
+                values ('cost', e.cost_currency, e.cost_amount), ('charge', e.charge_currency, e.charge_amount)
+            ) as b (book, currency, amount)
+            where
+                e.recorded_at <= %(known_at)s
+                and e.kind <> 'evidence'
+                and (%(since)s::timestamptz is null or e.occurred_at >= %(since)s)
+                and (%(until)s::timestamptz is null or e.occurred_at < %(until)s)
+                and (%(tenant_id)s::text is null or e.tenant_id = %(tenant_id)s)
+                and (%(model)s::text is null or %(model)s in (e.model, e.reported_model, e.requested_model))
+            group by 1, 2, 3, 4
+            having sum(b.amount) <> 0 or sum(e.request_count) <> 0
+            order by 1, 2, 3, 4
+            """,
+            {
+                "known_at": from_micros(known_at),
+                "since": None if scope.since is None else from_micros(scope.since),
+                "until": None if scope.until is None else from_micros(scope.until),
+                "tenant_id": scope.tenant_id,
+                "model": scope.model,
+            },
+        )
+        return await cursor.fetchall()
+
+
+__all__ = [
+    "Effect", "KnownAmount", "Preview", "Repriced", "Scope", "amounts_known_at", "preview", "reprice",
+]  # fmt: skip
