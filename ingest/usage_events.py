@@ -70,6 +70,11 @@ def read_ndjson(body: bytes, parties: Parties, received_at: int, speaker: Speake
     return _read(body, _desk(parties, received_at, speaker), True)
 
 
+def read_event(event: Event, parties: Parties, received_at: int) -> Statement | Window | Refused:
+    """Return what one decoded event becomes; as `read_events`, without a credential."""
+    return _desk(parties, received_at, None).read(event)
+
+
 def _read(body: bytes, desk: "_Desk", is_lines: bool) -> list[Item]:
     try:
         events = _decode(body, is_lines)

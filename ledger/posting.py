@@ -7,7 +7,7 @@ entries, whose triggers refuse closed periods and move budget windows by id.
 import contextlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -446,6 +446,8 @@ def as_evidence(entry: Entry, *flags: str) -> Entry:
         tags=entry.tags,
         attempt=entry.attempt,
         raw_digest=entry.raw_digest,
+        reason=entry.reason,
+        actor=entry.actor,
     )
 
 
@@ -891,7 +893,8 @@ async def _read_standing(connection: Connection, writing: _Writing) -> None:
 async def _read_stands(connection: Connection, requests: dict[int, _Request]) -> None:
     """Read what stands for requests, by the ids of their first rows."""
     groups: dict[int, list[Standing]] = {entry_id: [] for entry_id in requests}
-    async for first_entry_id, entry_id, group in _standing_rows(connection, list(requests.values())):
+    wanted = [(request.posting_period, request.entry_id, request.entry_count) for request in requests.values()]
+    async for first_entry_id, entry_id, group in standing_rows(connection, wanted):
         groups[first_entry_id].append(group)
         requests[first_entry_id].last_entry_id = max(requests[first_entry_id].last_entry_id, entry_id)
     for entry_id, request in requests.items():
@@ -958,13 +961,16 @@ from rows
 """
 
 
-async def _standing_rows(connection: Connection, requests: list[_Request]) -> Any:
+async def standing_rows(
+    connection: Connection, wanted: Sequence[tuple[date, int, int]]
+) -> AsyncIterator[tuple[int, int, Standing]]:
+    """Yield rows of requests as (first entry id, entry id, group to fold), asked for by period, first id and row count."""
     cursor = await connection.execute(
         STANDING,
         {
-            "periods": [request.posting_period for request in requests],
-            "firsts": [request.entry_id for request in requests],
-            "counts": [request.entry_count for request in requests],
+            "periods": [period for period, _, _ in wanted],
+            "firsts": [first for _, first, _ in wanted],
+            "counts": [count for _, _, count in wanted],
         },
     )
     width = len(DIMENSIONS)

@@ -18,6 +18,7 @@ from tallystick.commands import (
     proofs,
     records,
     repricing,
+    rereading,
     services,
     sql,
 )
@@ -31,7 +32,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
-for module in (services, parties, names, prices, repricing, exchange_rates, budgets, keys, records, proofs, sql):
+for module in (
+    services, parties, names, prices, repricing, exchange_rates, budgets, keys, records, rereading, proofs, sql,
+):  # fmt: skip
     module.register(app)
 
 
