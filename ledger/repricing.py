@@ -450,7 +450,7 @@ async def reprice(
             except psycopg.Error as error:
                 if writer.closed or remedy_for(error) != "retry" or tries >= _TRIES:
                     raise
-                await asyncio.sleep(0.02 * 2**tries)
+                await asyncio.sleep(2**tries / 50)
         if on_chunk is not None:
             on_chunk(done)
     return done

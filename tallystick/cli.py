@@ -14,6 +14,7 @@ from tallystick.commands import (
     keys,
     names,
     parties,
+    price_comparison,
     prices,
     proofs,
     records,
@@ -33,7 +34,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, names, prices, repricing, exchange_rates, budgets, keys, records, rereading, proofs, sql,
+    services, parties, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

@@ -2,20 +2,25 @@
 
 from decimal import Decimal
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ledger.database import connect
+from ledger.litellm_map import dated_cards, read_map
 from ledger.model_names import NameRule
 from ledger.price_book import Price
 from ledger.price_store import save_exchange_rates
 from ledger.registry import set_name_rules
 from ledger.repricing import Repriced, Scope, reprice
+from ledger.times import parse_rfc3339
 from tallystick.verify import verify
 from tests.factories import NODE, make_event
 from tests.ledger.prices import band, exchange, make_card, per_million, variant
 from tests.support.ledger import Ledger
+
+MAPS = Path(__file__).parent.parent.parent / "data" / "prices" / "litellm"
 
 
 def proof(ledger: Ledger) -> list[str]:
@@ -560,3 +565,68 @@ async def test_b055_b056_sums_are_exact_and_small_amounts_are_kept(ledger: Ledge
     assert ledger.rows("select distinct cost_amount from ledger.entries where model = 'm-embed'") == [
         (Decimal("0.00000024"),)
     ]
+
+
+# --- A real history ---------------------------------------------------------------------------------------------------
+
+# The versions of the map are ordered and have no dates: these are assumed.
+ASSUMED = {
+    "1.55.12": "2025-12-01",
+    "1.67.6": "2026-01-01",
+    "1.77.7": "2026-02-01",
+    "1.90.7": "2026-03-01",
+    "1.110.2": "2026-04-01",
+}
+HAIKU, FLASH = "claude-3-5-haiku-20241022", "deepseek/deepseek-v4-flash"
+
+
+async def test_a_real_price_history_prices_usage_as_of_then(ledger: Ledger) -> None:
+    """Five versions of a public price map as dated cards; each call is priced by the version of its day.
+
+    Haiku: 1.00 and 5.00 per million, then 0.80 and 4.00, then dropped. Flash: 0.14 and 0.28 from the fourth version on,
+    0.30 and 1.20 from the fifth.
+    """
+    maps = [
+        (
+            read_map(MAPS / f"litellm_{version}_model_prices_and_context_window.json.gz", version),
+            parse_rfc3339(f"{day}T00:00:00Z"),
+        )
+        for version, day in ASSUMED.items()
+    ]
+    cards, refused = dated_cards(maps, [HAIKU, FLASH])
+    assert refused == []
+    ledger.add_model(HAIKU, provider="anthropic").add_model("deepseek-v4-flash", provider="deepseek")
+    for card in cards:
+        await ledger.add_card(card)
+    days = ("2025-12-01", "2025-12-31", "2026-01-01", "2026-02-28", "2026-03-01", "2026-03-31", "2026-04-01")
+    for day in days:
+        time = {"time": f"{day}T12:00:00Z"}
+        await ledger.post(
+            claude(f"h {day}", 1000, 100, model=HAIKU, requested_model=HAIKU, **time),
+            named(f"f {day}", "deepseek-v4-flash", 1000, 100, provider="deepseek", **time),
+            received_at=f"{day}T12:00:01Z",
+        )
+    found = amounts(ledger, "request_id")
+    assert [found[f"req-h {day}"] for day in days] == [
+        Decimal("0.0015"),
+        Decimal("0.0015"),
+        Decimal("0.0012"),
+        Decimal("0.0012"),
+        None,
+        None,
+        None,
+    ]
+    assert [found[f"req-f {day}"] for day in days] == [
+        None,
+        None,
+        None,
+        None,
+        Decimal("0.000168"),
+        Decimal("0.000168"),
+        Decimal("0.00042"),
+    ]
+    # Usage that arrives late is priced by its own day.
+    late = {"time": "2025-12-31T23:59:59.999999Z", "model": HAIKU, "requested_model": HAIKU}
+    await ledger.post(claude("late", 1000, 100, **late), received_at="2026-04-02T00:00:00Z")
+    assert amounts(ledger, "request_id")["req-late"] == Decimal("0.0015")
+    assert proof(ledger) == []
