@@ -148,8 +148,8 @@ class _Plan:
     """A record turned into what the reader walks: built once, at import."""
 
     __slots__ = (
-        "fitting", "flavour", "has_quick_way", "has_total", "in_meter", "is_composed", "is_extended", "movable",
-        "out_meter", "places", "premium", "sides", "spellings", "tier", "wrappers",
+        "fitting", "flavour", "has_total", "in_meter", "is_composed", "is_extended", "movable", "needed", "out_meter",
+        "places", "premium", "quick", "sides", "spellings", "split_slots", "tier", "wrappers",
     )  # fmt: skip
 
     def __init__(self, flavour: Flavour) -> None:
@@ -183,7 +183,9 @@ class _Plan:
             if fitting:
                 self.fitting.append((name, fitting))
         self.sides = tuple(sides)
+        self.split_slots: tuple[str, ...] = ("writes", "writes/list")
         if flavour.lifetimes:
+            self.split_slots += tuple(f"split/{meter}" for meter in flavour.lifetimes.split)
             self._put("writes", flavour.lifetimes.total)
             for meter, at in flavour.lifetimes.split.items():
                 self._put(f"split/{meter}", at)
@@ -202,10 +204,13 @@ class _Plan:
         self.wrappers = tuple(_keys(place) for place in flavour.wrapped_in)
         self.is_composed = bool(flavour.inner or flavour.wrapped_in or flavour.cache_hit)
         self.is_extended = bool(flavour.seconds or flavour.noted or flavour.called or flavour.each_call)
-        # Where total = input + output says all, and no count beside them can change that while it is zero.
-        self.has_quick_way = self.has_total and not (
-            flavour.unknown_if_absent or flavour.lifetimes or flavour.unread or self.is_extended
-        )
+        self.needed = frozenset(flavour.unknown_if_absent)
+        self.quick: dict[str, str] | None = None
+        """Slot to where it lies, of a flavour whose objects are mostly two counts, their sum and details inside them."""
+        if self.has_total and not (flavour.lifetimes or flavour.unread or self.is_extended):
+            self.quick = {"input": "", "output": "", "total": "", "also": ""}
+            for side, name in ((flavour.input, "in"), (flavour.output, "out")):
+                self.quick |= {detail.meter: name for detail in side.details if detail.lies == "inside"}
 
     def _put(self, slot: str, at: Places) -> None:
         for number, place in enumerate(at):
@@ -314,19 +319,40 @@ def _count(plan: _Plan, usage: Mapping[str, Any]) -> Counted:
             if spelling in found:
                 found.setdefault(slot, found[spelling])
     total = found.get("total")
-    if plan.has_quick_way and total:
+    quick = plan.quick
+    if quick is not None and total:
         count_in, count_out = found.get("input"), found.get("output")
         if count_in and count_out and total == count_in + count_out:
-            for slot, value in found.items():
-                if value and slot != "input" and slot != "output" and slot != "total":
-                    break
-            else:
-                # Nothing but two counts and their sum: the most frequent object needs no walk over details.
+            # The most frequent objects: the total closes, and nothing is stated but details inside the two sides.
+            if len(found) == 3 and not plan.needed:
                 counts = {plan.in_meter: count_in, plan.out_meter: count_out}
                 return Counted(counts, (), True, None, tier, count_in, count_out, is_plain, (), False, is_certain)
+            counts = {}
+            rest_in, rest_out = count_in, count_out
+            for slot, value in found.items():
+                if value:
+                    lies = quick.get(slot)
+                    if lies == "in":
+                        rest_in -= value
+                        counts[slot] = value
+                    elif lies == "out":
+                        rest_out -= value
+                        counts[slot] = value
+                    elif lies is None:
+                        break
+            else:
+                if rest_in >= 0 and rest_out >= 0 and plan.needed <= found.keys():
+                    if rest_in:
+                        counts[plan.in_meter] = rest_in
+                    if rest_out:
+                        counts[plan.out_meter] = rest_out
+                    return Counted(counts, (), True, None, tier, count_in, count_out, is_plain, (), False, is_certain)
     flags: list[str] = []
     if flavour.lifetimes is not None:
-        _split_writes(flavour.lifetimes, found, flags)
+        for slot in plan.split_slots:
+            if found.get(slot):
+                _split_writes(flavour.lifetimes, found, flags)
+                break
     placed = _placed(plan, found, total, flags) if plan.movable or plan.fitting else None
     quantities: dict[str, int] = {}
     sums: list[int] = []

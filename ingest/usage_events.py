@@ -405,14 +405,14 @@ class _Desk:
         canonical_model = None if known_model is None else known_model.model
         parts: tuple[Part, ...]
         if calls and found:
-            said = self._parts(provider, model, known_model, calls)
+            said = self._parts(provider, model, known_model, calls, "tier_assumed" in flags)
             if isinstance(said, Refused):
                 return said
             parts = said
             # A statement's own model is that of its first part.
             canonical_model, model = parts[0].model, parts[0].reported_model
         else:
-            if (status == "refused" or data.stop_reason == "refusal") and counted is not None and found:
+            if (data.stop_reason == "refusal" or status == "refused") and counted is not None and found:
                 flags = _before_output(counted, flags)
             parts = (Part(canonical_model, model, found, flags, is_chargeable, is_priceable, avoided, notes),)
         dimensions = (
@@ -499,7 +499,12 @@ class _Desk:
         )
 
     def _parts(
-        self, provider: str | None, model: str | None, known: Model | None, calls: Iterable[tuple[str | None, Counted]]
+        self,
+        provider: str | None,
+        model: str | None,
+        known: Model | None,
+        calls: Iterable[tuple[str | None, Counted]],
+        is_tier_assumed: bool,
     ) -> tuple[Part, ...] | Refused:
         """Return one part per model call inside the answer, each with its own model; without a name it is the answer's."""
         parts = []
@@ -514,7 +519,7 @@ class _Desk:
                     None if named is None else named.model,
                     name or model,
                     counted.quantities,
-                    counted.flags,
+                    tuple(sorted((*counted.flags, "tier_assumed"))) if is_tier_assumed else counted.flags,
                     True,
                     counted.is_priceable,
                     None,

@@ -407,6 +407,32 @@ def test_frames_are_folded_by_us() -> None:
     assert part(nothing).flags == ("usage_missing",)
 
 
+def test_each_call_inside_an_answer_is_a_part_of_its_own_model() -> None:
+    usage = {
+        "input_tokens": 20,
+        "output_tokens": 9,
+        "iterations": [
+            {"type": "message", "input_tokens": 20, "output_tokens": 9},
+            {"type": "advisor_message", "model": "m-adviser", "input_tokens": 7, "output_tokens": 1},
+        ],
+    }
+    read_statement = statement(
+        make_event(
+            usage=usage,
+            flavour="anthropic.messages",
+            provider="anthropic",
+            model="m-add",
+            requested_service_tier="standard",
+        )
+    )
+    assert [(p.model, p.reported_model, p.quantities, p.flags) for p in read_statement.parts] == [
+        ("m-add", "m-add", {"uncached_input_tokens": 20, "visible_output_tokens": 9}, ("tier_assumed",)),
+        (None, "m-adviser", {"uncached_input_tokens": 7, "visible_output_tokens": 1}, ("tier_assumed",)),
+    ]
+    void = statement(make_event(usage=usage, flavour="anthropic.messages", provider="anthropic", status="void"))
+    assert len(void.parts) == 1
+
+
 def test_canonical_quantities_need_no_flavour() -> None:
     read_statement = statement(make_event(quantities={"search_units": 2, "pages": 0}, flavour=None))
     assert part(read_statement).quantities == {"search_units": 2}
