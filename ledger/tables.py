@@ -35,11 +35,27 @@ def one_of(column: str, *values: str) -> sa.CheckConstraint:
 versions = sa.Table(
     "versions",
     metadata,
-    sa.Column("is_only", sa.Boolean, primary_key=True, server_default=sa.true()),
-    sa.Column("calendar", sa.BigInteger, nullable=False, server_default="1"),
-    sa.Column("parties", sa.BigInteger, nullable=False, server_default="1"),
-    sa.Column("prices", sa.BigInteger, nullable=False, server_default="1"),
-    sa.Column("budgets", sa.BigInteger, nullable=False, server_default="1"),
+    sa.Column(
+        "is_only", sa.Boolean, primary_key=True, server_default=sa.true(), comment="Always true: there is one row."
+    ),
+    sa.Column(
+        "calendar",
+        sa.BigInteger,
+        nullable=False,
+        server_default="1",
+        comment="Raised by a change of periods or of tenants' zones.",
+    ),
+    sa.Column(
+        "parties",
+        sa.BigInteger,
+        nullable=False,
+        server_default="1",
+        comment="Raised by a change of tenants, sources, accounts, models or names.",
+    ),
+    sa.Column(
+        "prices", sa.BigInteger, nullable=False, server_default="1", comment="Raised by a new card or exchange rate."
+    ),
+    sa.Column("budgets", sa.BigInteger, nullable=False, server_default="1", comment="Raised by a change of budgets."),
     sa.CheckConstraint("is_only", name="is_one_row"),
     comment="One row: raised under the exclusive calendar lock by whoever changes periods, parties, prices or budgets.",
 )
@@ -49,9 +65,9 @@ versions = sa.Table(
 entities = sa.Table(
     "entities",
     metadata,
-    sa.Column("entity_id", sa.Text, primary_key=True),
-    sa.Column("name", sa.Text, nullable=False),
-    sa.Column("created_at", Instant, nullable=False, server_default=now()),
+    sa.Column("entity_id", sa.Text, primary_key=True, comment="Chosen by the operator."),
+    sa.Column("name", sa.Text, nullable=False, comment="As it stands on invoices."),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was added."),
     comment="One row per legal entity that issues invoices.",
 )
 
@@ -59,10 +75,15 @@ tenants = sa.Table(
     "tenants",
     metadata,
     sa.Column("tenant_id", sa.Text, primary_key=True, comment="Opaque; names and addresses stay with the caller."),
-    sa.Column("created_at", Instant, nullable=False, server_default=now()),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was added."),
     sa.Column("starts_at", Instant, nullable=False, comment="Periods begin with the month of this instant."),
     sa.Column("ends_at", Instant, comment="Exclusive; null while the tenant stays. Periods go on for late usage."),
-    sa.Column("merged_into", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id")),
+    sa.Column(
+        "merged_into",
+        sa.Text,
+        sa.ForeignKey("ledger.tenants.tenant_id"),
+        comment="Who pays for its usage from merged_at on.",
+    ),
     sa.Column("merged_at", Instant, comment="Usage that occurred from here on belongs to merged_into."),
     sa.CheckConstraint("(merged_into is null) = (merged_at is null)", name="merge_has_its_time"),
     sa.CheckConstraint("merged_into <> tenant_id", name="is_not_merged_into_itself"),
@@ -72,19 +93,39 @@ tenants = sa.Table(
 tenant_versions = sa.Table(
     "tenant_versions",
     metadata,
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), primary_key=True),
+    sa.Column(
+        "tenant_id",
+        sa.Text,
+        sa.ForeignKey("ledger.tenants.tenant_id"),
+        primary_key=True,
+        comment="Whose version it is.",
+    ),
     sa.Column(
         "effective_at",
         Instant,
         primary_key=True,
         comment="A period start of the tenant, or its start; of a status, any time.",
     ),
-    sa.Column("entity_id", sa.Text, sa.ForeignKey("ledger.entities.entity_id"), nullable=False),
-    sa.Column("name", sa.Text),
-    sa.Column("time_zone", sa.Text, nullable=False),
-    sa.Column("charge_currency", sa.CHAR(3), nullable=False),
-    sa.Column("status", sa.Text, nullable=False, server_default="active"),
-    sa.Column("recorded_at", Instant, nullable=False, server_default=now()),
+    sa.Column(
+        "entity_id",
+        sa.Text,
+        sa.ForeignKey("ledger.entities.entity_id"),
+        nullable=False,
+        comment="Who invoices the tenant.",
+    ),
+    sa.Column("name", sa.Text, comment="For people; entries do not hold it."),
+    sa.Column("time_zone", sa.Text, nullable=False, comment="Of its days, months and budgets."),
+    sa.Column("charge_currency", sa.CHAR(3), nullable=False, comment="What it is charged in, ISO 4217."),
+    sa.Column(
+        "status",
+        sa.Text,
+        nullable=False,
+        server_default="active",
+        comment="active; suspended: recorded, nothing more admitted; left: gone, late usage is still recorded.",
+    ),
+    sa.Column(
+        "recorded_at", Instant, nullable=False, server_default=now(), comment="When the change was written down."
+    ),
     one_of("status", "active", "suspended", "left"),
     comment="One row per tenant and change: in force from effective_at until the next.",
 )
@@ -93,11 +134,17 @@ sources = sa.Table(
     "sources",
     metadata,
     sa.Column("source", sa.Text, primary_key=True, comment="The CloudEvents source, exactly as sent."),
-    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False, comment="gateway, node, load (a backfill) or commands."),
     sa.Column("rank", sa.Integer, nullable=False, comment="Between two reports of a request the higher rank counts."),
-    sa.Column("speaks_for_all", sa.Boolean, nullable=False, server_default=sa.false()),
-    sa.Column("created_at", Instant, nullable=False, server_default=now()),
-    sa.Column("ended_at", Instant),
+    sa.Column(
+        "speaks_for_all",
+        sa.Boolean,
+        nullable=False,
+        server_default=sa.false(),
+        comment="For every tenant; otherwise source_tenants lists them.",
+    ),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was registered."),
+    sa.Column("ended_at", Instant, comment="From here on what it sends is a dead letter; null while it may speak."),
     one_of("kind", "gateway", "node", "load", "commands"),
     comment="One row per registered sender.",
 )
@@ -105,18 +152,18 @@ sources = sa.Table(
 source_tenants = sa.Table(
     "source_tenants",
     metadata,
-    sa.Column("source", sa.Text, sa.ForeignKey("ledger.sources.source"), primary_key=True),
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), primary_key=True),
+    sa.Column("source", sa.Text, sa.ForeignKey("ledger.sources.source"), primary_key=True, comment="Who speaks."),
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), primary_key=True, comment="For whom."),
     comment="The tenants that a source may speak for, where it does not speak for all.",
 )
 
 provider_accounts = sa.Table(
     "provider_accounts",
     metadata,
-    sa.Column("provider_account", sa.Text, primary_key=True),
-    sa.Column("provider", sa.Text, nullable=False),
-    sa.Column("currency", sa.CHAR(3), nullable=False),
-    sa.Column("created_at", Instant, nullable=False, server_default=now()),
+    sa.Column("provider_account", sa.Text, primary_key=True, comment="As events name it."),
+    sa.Column("provider", sa.Text, nullable=False, comment="Who bills it."),
+    sa.Column("currency", sa.CHAR(3), nullable=False, comment="What it is billed in, ISO 4217."),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was added."),
     sa.Column(
         "tenant_id",
         sa.Text,
@@ -129,21 +176,26 @@ provider_accounts = sa.Table(
 models = sa.Table(
     "models",
     metadata,
-    sa.Column("provider", sa.Text, primary_key=True),
+    sa.Column("provider", sa.Text, primary_key=True, comment="Who serves it, as events name it."),
     sa.Column("model", sa.Text, primary_key=True, comment="The canonical id."),
     sa.Column("input_tokens_max", sa.BigInteger, comment="A report above it is impossible; null where unknown."),
-    sa.Column("output_tokens_max", sa.BigInteger),
-    sa.Column("created_at", Instant, nullable=False, server_default=now()),
+    sa.Column("output_tokens_max", sa.BigInteger, comment="A report above it is impossible; null where unknown."),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was added."),
     comment="One row per provider and model that we know.",
 )
 
 model_aliases = sa.Table(
     "model_aliases",
     metadata,
-    sa.Column("provider", sa.Text, primary_key=True),
+    sa.Column("provider", sa.Text, primary_key=True, comment="Whose name it is."),
     sa.Column("alias", sa.Text, primary_key=True, comment="Matched whole; nothing matches loosely."),
-    sa.Column("model", sa.Text, nullable=False),
-    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False, comment="The canonical id."),
+    sa.Column(
+        "source",
+        sa.Text,
+        nullable=False,
+        comment="Who says that the two are one: an import with its version, a command, a proposal.",
+    ),
     sa.ForeignKeyConstraint(["provider", "model"], ["ledger.models.provider", "ledger.models.model"]),
     comment="Other exact names of a model.",
 )
@@ -171,10 +223,16 @@ model_name_rules = sa.Table(
 subjects = sa.Table(
     "subjects",
     metadata,
-    sa.Column("subject_id", Id, primary_key=True, server_default=sa.text("gen_random_uuid()")),
-    sa.Column("tenant_id", sa.Text, nullable=False),
+    sa.Column(
+        "subject_id",
+        Id,
+        primary_key=True,
+        server_default=sa.text("gen_random_uuid()"),
+        comment="What entries hold: random, and nothing by itself.",
+    ),
+    sa.Column("tenant_id", sa.Text, nullable=False, comment="Whose user it is."),
     sa.Column("user_hash", sa.Text, comment="The sender's hash; erasure sets it to null, and entries keep a bare id."),
-    sa.Column("created_at", Instant, nullable=False, server_default=now()),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was first seen."),
     # Serves the look-up of a sender's hash while a batch is prepared.
     sa.UniqueConstraint("tenant_id", "user_hash"),
     comment="Mutable and outside the chain: links the subject of an entry to the sender's hash of its user.",
@@ -185,11 +243,18 @@ api_keys = sa.Table(
     metadata,
     sa.Column("key_id", sa.Text, primary_key=True, comment="The public part, such as tsk_1a2b3c4d."),
     sa.Column("secret_hash", BYTEA, nullable=False, comment="SHA-256 of the secret part, which is 32 random bytes."),
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id")),
-    sa.Column("source", sa.Text, sa.ForeignKey("ledger.sources.source")),
-    sa.Column("created_at", Instant, nullable=False, server_default=now()),
-    sa.Column("revoked_at", Instant),
-    sa.Column("note", sa.Text),
+    sa.Column(
+        "tenant_id",
+        sa.Text,
+        sa.ForeignKey("ledger.tenants.tenant_id"),
+        comment="The tenant that it belongs to, whose word then rules over the body's; or null.",
+    ),
+    sa.Column(
+        "source", sa.Text, sa.ForeignKey("ledger.sources.source"), comment="The source that it belongs to; or null."
+    ),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was made."),
+    sa.Column("revoked_at", Instant, comment="From here on it opens nothing; null while it is good."),
+    sa.Column("note", sa.Text, comment="What it is for, for people."),
     sa.CheckConstraint("num_nonnulls(tenant_id, source) = 1", name="belongs_to_one"),
     comment="A credential belongs to one tenant, or to one source.",
 )
@@ -197,12 +262,20 @@ api_keys = sa.Table(
 periods = sa.Table(
     "periods",
     metadata,
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), primary_key=True),
+    sa.Column(
+        "tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), primary_key=True, comment="Whose month it is."
+    ),
     sa.Column("posting_period", sa.Date, primary_key=True, comment="The first day of the month."),
-    sa.Column("starts_at", Instant, nullable=False),
+    sa.Column("starts_at", Instant, nullable=False, comment="Inclusive: local midnight of the first day."),
     sa.Column("ends_at", Instant, nullable=False, comment="Exclusive: the local midnight that starts the next month."),
     sa.Column("grace_until", Instant, nullable=False, comment="Late usage enters until here, then the next period."),
-    sa.Column("state", sa.Text, nullable=False, server_default="open"),
+    sa.Column(
+        "state",
+        sa.Text,
+        nullable=False,
+        server_default="open",
+        comment="open: takes entries; closed: the database refuses them.",
+    ),
     one_of("state", "open", "closed"),
     sa.CheckConstraint("extract(day from posting_period) = 1", name="is_a_month"),
     sa.CheckConstraint("starts_at < ends_at", name="has_a_length"),
@@ -215,17 +288,19 @@ periods = sa.Table(
 cards = sa.Table(
     "cards",
     metadata,
-    sa.Column("card_id", sa.BigInteger, sa.Identity(), primary_key=True),
-    sa.Column("book", sa.Text, nullable=False),
+    sa.Column("card_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of recording."),
+    sa.Column(
+        "book", sa.Text, nullable=False, comment="cost: what we owe the provider; charge: what the tenant owes us."
+    ),
     sa.Column("content_hash", Id, nullable=False, unique=True, comment="So that an import can be repeated."),
-    sa.Column("provider", sa.Text, nullable=False),
-    sa.Column("provider_account", sa.Text),
-    sa.Column("deployment", sa.Text),
+    sa.Column("provider", sa.Text, nullable=False, comment="Whose model it prices."),
+    sa.Column("provider_account", sa.Text, comment="Only usage of this account; null: any."),
+    sa.Column("deployment", sa.Text, comment="Only usage of this deployment; null: any."),
     sa.Column("model", sa.Text, comment="Canonical id; null only in the charge book, for a markup over cost."),
     sa.Column(
         "tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), comment="Charge book: null is the plan."
     ),
-    sa.Column("currency", sa.CHAR(3), nullable=False),
+    sa.Column("currency", sa.CHAR(3), nullable=False, comment="Of all its prices, ISO 4217."),
     sa.Column("effective_at", Instant, nullable=False, comment="In force from here until the next card."),
     sa.Column("recorded_at", Instant, nullable=False, server_default=now(), comment="Known since."),
     sa.Column("is_withdrawal", sa.Boolean, nullable=False, server_default=sa.false(), comment="Ends the one before."),
@@ -235,7 +310,7 @@ cards = sa.Table(
         nullable=False,
         comment="Rates, bands, variants, hours and rules, as ledger.price_book reads them.",
     ),
-    sa.Column("source_address", sa.Text, nullable=False),
+    sa.Column("source_address", sa.Text, nullable=False, comment="Where the prices stand: an address or a document."),
     sa.Column(
         "checked_on", sa.Date, nullable=False, comment="When a person or an import last held it against its source."
     ),
@@ -274,14 +349,22 @@ exchange_rates = sa.Table(
 rate_sets = sa.Table(
     "rate_sets",
     metadata,
-    sa.Column("rate_set_id", sa.BigInteger, sa.Identity(), primary_key=True),
-    sa.Column("content_hash", Id, nullable=False, unique=True),
-    sa.Column("book", sa.Text, nullable=False),
-    sa.Column("currency", sa.CHAR(3), nullable=False),
+    sa.Column("rate_set_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="What entries name."),
+    sa.Column(
+        "content_hash", Id, nullable=False, unique=True, comment="Over everything that it says, its rates included."
+    ),
+    sa.Column("book", sa.Text, nullable=False, comment="cost or charge."),
+    sa.Column("currency", sa.CHAR(3), nullable=False, comment="Of its rates and of what they price."),
     sa.Column("card_hash", Id, nullable=False, comment="content_hash of the card that it resolves."),
     sa.Column("selectors", JSONB, nullable=False, comment="What chose it: tier, batch, band, hours, markup."),
-    sa.Column("is_free", sa.Boolean, nullable=False, server_default=sa.false()),
-    sa.Column("recorded_at", Instant, nullable=False, server_default=now()),
+    sa.Column(
+        "is_free",
+        sa.Boolean,
+        nullable=False,
+        server_default=sa.false(),
+        comment="Every price in it is zero, and is meant to be.",
+    ),
+    sa.Column("recorded_at", Instant, nullable=False, server_default=now(), comment="When an entry first needed it."),
     one_of("book", "cost", "charge"),
     comment="Immutable: what a card resolves to for given selectors. Every priced entry names one per book.",
 )
@@ -289,8 +372,14 @@ rate_sets = sa.Table(
 rates = sa.Table(
     "rates",
     metadata,
-    sa.Column("rate_set_id", sa.BigInteger, sa.ForeignKey("ledger.rate_sets.rate_set_id"), primary_key=True),
-    sa.Column("meter", sa.Text, primary_key=True),
+    sa.Column(
+        "rate_set_id",
+        sa.BigInteger,
+        sa.ForeignKey("ledger.rate_sets.rate_set_id"),
+        primary_key=True,
+        comment="The set that it belongs to.",
+    ),
+    sa.Column("meter", sa.Text, primary_key=True, comment="What is counted."),
     sa.Column("price", Amount, nullable=False, comment="In the set's currency, for `per` units; never rounded."),
     sa.Column("per", sa.BigInteger, nullable=False, comment="A power of ten, so that amounts are exact."),
     sa.Column("priced_as", sa.Text, comment="The meter whose rate this is, where the card had none for this one."),
@@ -307,8 +396,13 @@ rates = sa.Table(
 feeds = sa.Table(
     "feeds",
     metadata,
-    sa.Column("feed_id", sa.Integer, sa.Identity(), primary_key=True),
-    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("feed_id", sa.Integer, sa.Identity(), primary_key=True, comment="What batches name."),
+    sa.Column(
+        "kind",
+        sa.Text,
+        nullable=False,
+        comment="kafka: a partition; api: a replica; file, load: a run of one; commands: corrections.",
+    ),
     sa.Column(
         "name",
         sa.Text,
@@ -330,17 +424,41 @@ feeds = sa.Table(
         server_default="0",
         comment="What is read next; moves in the transaction that posts.",
     ),
-    sa.Column("last_number", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("last_hash", BYTEA, nullable=False, server_default=sa.text("'\\x'::bytea")),
+    sa.Column(
+        "last_number",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="Of its newest batch; 0 before the first.",
+    ),
+    sa.Column(
+        "last_hash",
+        BYTEA,
+        nullable=False,
+        server_default=sa.text("'\\x'::bytea"),
+        comment="Of its newest batch: the head of its chain.",
+    ),
     sa.Column("starts_here", sa.BigInteger, comment="A person's word that nothing before this position is wanted."),
     sa.Column("posted_until", Instant, comment="Append time up to which the feed is posted."),
     sa.Column(
         "start_position", sa.BigInteger, comment="Where the worker last started, and how often without progress."
     ),
-    sa.Column("start_count", sa.Integer, nullable=False, server_default="0"),
+    sa.Column(
+        "start_count",
+        sa.Integer,
+        nullable=False,
+        server_default="0",
+        comment="How often a worker has started at start_position.",
+    ),
     sa.Column("suspect_position", sa.BigInteger, comment="The message in hand when going one at a time."),
-    sa.Column("suspect_count", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("created_at", Instant, nullable=False, server_default=now()),
+    sa.Column(
+        "suspect_count",
+        sa.Integer,
+        nullable=False,
+        server_default="0",
+        comment="How often the message at suspect_position was in hand.",
+    ),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was first claimed."),
     one_of("kind", "kafka", "api", "file", "load", "commands"),
     comment="Where batches come from.",
 )
@@ -351,20 +469,31 @@ batches = sa.Table(
     sa.Column(
         "batch_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="entry_id = batch_id x 65,536 + ordinal."
     ),
-    sa.Column("feed_id", sa.Integer, sa.ForeignKey("ledger.feeds.feed_id"), nullable=False),
+    sa.Column(
+        "feed_id", sa.Integer, sa.ForeignKey("ledger.feeds.feed_id"), nullable=False, comment="Where it came from."
+    ),
     sa.Column("number", sa.BigInteger, nullable=False, comment="Gapless and in commit order inside the feed."),
-    sa.Column("first_position", sa.BigInteger),
+    sa.Column("first_position", sa.BigInteger, comment="Where it began to read; null for feeds without positions."),
     sa.Column("next_position", sa.BigInteger, comment="Exclusive end of what the batch read."),
-    sa.Column("created_count", sa.Integer, nullable=False),
-    sa.Column("duplicate_count", sa.Integer, nullable=False),
-    sa.Column("evidence_count", sa.Integer, nullable=False),
-    sa.Column("conflict_count", sa.Integer, nullable=False),
-    sa.Column("dead_letter_count", sa.Integer, nullable=False),
-    sa.Column("entry_count", sa.Integer, nullable=False),
-    sa.Column("recorded_at", Instant, nullable=False),
-    sa.Column("previous_hash", BYTEA, nullable=False),
-    sa.Column("hash", BYTEA, nullable=False),
-    sa.Column("hash_version", sa.SmallInteger, nullable=False),
+    sa.Column("created_count", sa.Integer, nullable=False, comment="Events that became rows other than evidence."),
+    sa.Column("duplicate_count", sa.Integer, nullable=False, comment="Events that were there with the same content."),
+    sa.Column(
+        "evidence_count",
+        sa.Integer,
+        nullable=False,
+        comment="Reports that beat nothing, kept as rows that move nothing.",
+    ),
+    sa.Column("conflict_count", sa.Integer, nullable=False, comment="Events that were there with other content."),
+    sa.Column("dead_letter_count", sa.Integer, nullable=False, comment="Events that could not be posted."),
+    sa.Column("entry_count", sa.Integer, nullable=False, comment="Rows that it wrote to ledger.entries."),
+    sa.Column("recorded_at", Instant, nullable=False, comment="The database's clock in its first statement."),
+    sa.Column(
+        "previous_hash", BYTEA, nullable=False, comment="Of the batch before it in its feed; empty for the first."
+    ),
+    sa.Column(
+        "hash", BYTEA, nullable=False, comment="Over feed, number, previous hash, positions, counts and digests."
+    ),
+    sa.Column("hash_version", sa.SmallInteger, nullable=False, comment="How the hash was made."),
     # Serves the chain's walk, the rollups' watermarks and the look-up of an unknown outcome.
     sa.UniqueConstraint("feed_id", "number"),
     comment="One row per committed post.",
@@ -373,11 +502,17 @@ batches = sa.Table(
 batch_digests = sa.Table(
     "batch_digests",
     metadata,
-    sa.Column("batch_id", sa.BigInteger, sa.ForeignKey("ledger.batches.batch_id"), primary_key=True),
-    sa.Column("posting_period", sa.Date, primary_key=True),
-    sa.Column("row_count", sa.Integer, nullable=False),
+    sa.Column(
+        "batch_id",
+        sa.BigInteger,
+        sa.ForeignKey("ledger.batches.batch_id"),
+        primary_key=True,
+        comment="The batch that wrote the rows.",
+    ),
+    sa.Column("posting_period", sa.Date, primary_key=True, comment="The month that they were posted in."),
+    sa.Column("row_count", sa.Integer, nullable=False, comment="How many there are."),
     sa.Column("cost_sums", JSONB, nullable=False, comment="Amount by currency, decimal text."),
-    sa.Column("charge_sums", JSONB, nullable=False),
+    sa.Column("charge_sums", JSONB, nullable=False, comment="Amount by currency, decimal text."),
     sa.Column("digest", BYTEA, nullable=False, comment="SHA-256 of the rows' COPY lines in entry_id order."),
     comment="One row per batch and posting period that it wrote to; outlives the rows.",
 )
@@ -386,16 +521,18 @@ event_keys = sa.Table(
     "event_keys",
     metadata,
     sa.Column("key", Id, primary_key=True, comment="Identity of an event, a correction or a fee: unique for ever."),
-    sa.Column("content_hash", Id, nullable=False),
-    sa.Column("hash_version", sa.SmallInteger, nullable=False),
-    sa.Column("batch_id", sa.BigInteger, nullable=False),
+    sa.Column("content_hash", Id, nullable=False, comment="Tells a copy from a conflict."),
+    sa.Column("hash_version", sa.SmallInteger, nullable=False, comment="How the content hash was made."),
+    sa.Column("batch_id", sa.BigInteger, nullable=False, comment="The batch that claimed it."),
     comment="Insert only.",
 )
 
 requests = sa.Table(
     "requests",
     metadata,
-    sa.Column("key", Id, primary_key=True),
+    sa.Column(
+        "key", Id, primary_key=True, comment="Identity of one upstream attempt that somebody bills, or of a fee."
+    ),
     sa.Column("rank", ARRAY(sa.Integer), nullable=False, comment="Rank of the best statement so far."),
     sa.Column(
         "posting_period",
@@ -403,46 +540,113 @@ requests = sa.Table(
         nullable=False,
         comment="Where its first rows are: entry_id and the entry_count - 1 after it.",
     ),
-    sa.Column("entry_id", sa.BigInteger, nullable=False),
-    sa.Column("entry_count", sa.Integer, nullable=False),
+    sa.Column("entry_id", sa.BigInteger, nullable=False, comment="Of its first row, which corrections name."),
+    sa.Column("entry_count", sa.Integer, nullable=False, comment="How many rows its first statement made."),
     sa.Column(
         "occurred_at", Instant, nullable=False, comment="Of the first entry: it dates the price and the windows."
     ),
-    sa.Column("best_event_key", Id, nullable=False),
+    sa.Column("best_event_key", Id, nullable=False, comment="The statement that counts."),
     comment="A projection that the writer updates and `tallystick verify` rebuilds.",
     postgresql_with={"fillfactor": "85"},
 )
 
 # --- Entries ---------------------------------------------------------------------------------------------------------
 
+_DIMENSION_COMMENTS: Final = {
+    "tenant_id": "Who pays: the tenant as sent, or who it was merged into by occurred_at.",
+    "sent_tenant_id": "The tenant as sent.",
+    "source": "The sender, as its events name it.",
+    "request_id": "One upstream attempt that somebody bills, as the gateway named it.",
+    "operation_id": "The logical request that attempts belong to.",
+    "attempt_kind": "first, retry, fallback, continuation or hedge.",
+    "response_id": "The provider's own name for the answer.",
+    "provider": "Who served the call.",
+    "provider_account": "The account that the provider bills.",
+    "deployment": "The deployment or capacity that served it.",
+    "requested_model": "The model that was asked for, as sent.",
+    "reported_model": "The model that answered, as sent.",
+    "model": "The canonical id; null where the name is nobody's.",
+    "requested_service_tier": "The tier that was asked for.",
+    "service_tier": "The tier that was served: it selects the price.",
+    "region": "Where it was served.",
+    "node_id": "The node that served it, for own models.",
+    "operation": "What kind of call: chat, embeddings, rerank, ...",
+    "feature": "What it was for.",
+    "language": "Primary subtag plus script of the text; und where unknown.",
+    "sent_language": "The language tag as sent.",
+    "route": "The route in the gateway.",
+    "lane": "interactive or batch; never selects a price.",
+    "api_key_id": "The caller's key in the gateway, by its public name.",
+    "conversation_id": "The conversation that it belongs to.",
+    "app_version": "The version of the calling application.",
+    "trace_id": "The trace that it belongs to.",
+    "status": "ok, error, cancelled, interrupted, refused, in_progress or void.",
+    "stop_reason": "Why the model stopped, as sent.",
+    "cache_result": "miss, exact_hit, semantic_hit (both the gateway's own) or prefix_hit.",
+    "basis": "reported by whoever counted, or estimated.",
+    "reservation_id": "The reservation that it was admitted under.",
+}
+
+_METER_COMMENTS: Final = {
+    "uncached_input_tokens": "Text input that came from no cache and went into none.",
+    "cache_read_tokens": "Text input read from the provider's cache.",
+    "cache_write_5m_tokens": "Input written to a cache for five minutes.",
+    "cache_write_1h_tokens": "Input written to a cache for an hour.",
+    "cache_write_other_tokens": "Input written to a cache for a time that nobody stated.",
+    "visible_output_tokens": "Text output that the caller sees.",
+    "reasoning_tokens": "Output that the caller does not see.",
+}
+
 # Listed in the order of the COPY lines, which the chain's digests cover.
 ENTRY_COLUMNS: Final[tuple[sa.Column[Any], ...]] = (
-    sa.Column("entry_id", sa.BigInteger, nullable=False),
+    sa.Column(
+        "entry_id",
+        sa.BigInteger,
+        nullable=False,
+        comment="batch_id x 65,536 + the row's place in its batch: order of recording inside a feed.",
+    ),
     sa.Column("posting_period", sa.Date, nullable=False, comment="The month that it is billed in."),
-    sa.Column("batch_id", sa.BigInteger, nullable=False),
-    sa.Column("event_key", Id, nullable=False),
-    sa.Column("request_key", Id),
+    sa.Column("batch_id", sa.BigInteger, nullable=False, comment="The batch that wrote it."),
+    sa.Column(
+        "event_key",
+        Id,
+        nullable=False,
+        comment="Of the event, fee or correction that it comes from; its rows share it.",
+    ),
+    sa.Column("request_key", Id, comment="Of the request that it is about; null where it claims none."),
     sa.Column("entry_no", sa.SmallInteger, nullable=False, comment="Position among the rows of one statement."),
-    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column(
+        "kind",
+        sa.Text,
+        nullable=False,
+        comment="usage: the first report; true_up: a better one minus what stood; adjustment: a corrected price; reversal; fee: for an operation; evidence: moves nothing.",
+    ),
     sa.Column("corrects_entry_id", sa.BigInteger, comment="The first entry of the request that it corrects."),
     sa.Column("occurred_at", Instant, nullable=False, comment="When the call ended, by the reporter's clock."),
     sa.Column("recorded_at", Instant, nullable=False, comment="When the row was written, by the database's clock."),
     sa.Column("local_date", sa.Date, nullable=False, comment="Of occurred_at, in the tenant's zone."),
     *(
         sa.Column(
-            name, sa.Text, nullable=name not in {"tenant_id", "sent_tenant_id", "source", "language", "status", "basis"}
+            name,
+            sa.Text,
+            nullable=name not in {"tenant_id", "sent_tenant_id", "source", "language", "status", "basis"},
+            comment=_DIMENSION_COMMENTS[name],
         )
         for name in DIMENSIONS
     ),
-    sa.Column("subject_id", Id),
-    sa.Column("tags", JSONB),
-    sa.Column("attempt", sa.SmallInteger),
+    sa.Column(
+        "subject_id", Id, comment="The tenant's user, linked to the sender's hash in ledger.subjects until erased."
+    ),
+    sa.Column("tags", JSONB, comment="The sender's own labels."),
+    sa.Column("attempt", sa.SmallInteger, comment="Which try of the operation it is, from 1, as sent."),
     sa.Column("sequence", sa.BigInteger, comment="The source's own counter, for gaps."),
-    sa.Column("revision", sa.Integer, nullable=False),
-    sa.Column("is_final", sa.Boolean, nullable=False),
+    sa.Column(
+        "revision", sa.Integer, nullable=False, comment="Which version of the report it is, as sent; 0 where none is."
+    ),
+    sa.Column("is_final", sa.Boolean, nullable=False, comment="False for a report of a call that goes on."),
     sa.Column("reservation_open", sa.Boolean, nullable=False, comment="More attempts follow under the reservation."),
     sa.Column("request_count", sa.SmallInteger, nullable=False, comment="1, 0 or -1: sums to the number of requests."),
-    *(sa.Column(name, sa.BigInteger) for name in COLUMN_METERS),
+    *(sa.Column(name, sa.BigInteger, comment=_METER_COMMENTS[name]) for name in COLUMN_METERS),
     sa.Column("input_tokens", sa.BigInteger, comment="All input token meters, rare ones included; not a meter itself."),
     sa.Column(
         "output_tokens", sa.BigInteger, comment="All output token meters, rare ones included; not a meter itself."
@@ -451,26 +655,31 @@ ENTRY_COLUMNS: Final[tuple[sa.Column[Any], ...]] = (
     sa.Column("other_quantities", JSONB, comment="Rare meters: {meter: count}."),
     sa.Column("reported", JSONB, comment="Evidence: its own counts. Otherwise what the counts said besides."),
     sa.Column("cost_amount", Amount, comment="What we owe the provider, unrounded; null while unpriced."),
-    sa.Column("cost_currency", sa.CHAR(3)),
-    sa.Column("cost_rate_set_id", sa.BigInteger),
+    sa.Column("cost_currency", sa.CHAR(3), comment="ISO 4217; null while nobody knows it."),
+    sa.Column("cost_rate_set_id", sa.BigInteger, comment="The prices that made cost_amount; null where none did."),
     sa.Column("charge_amount", Amount, comment="What the tenant owes us, unrounded; null while unpriced."),
-    sa.Column("charge_currency", sa.CHAR(3)),
-    sa.Column("charge_rate_set_id", sa.BigInteger),
-    sa.Column("usage_flags", ARRAY(sa.Text), nullable=False),
+    sa.Column("charge_currency", sa.CHAR(3), comment="The tenant's, ISO 4217."),
+    sa.Column("charge_rate_set_id", sa.BigInteger, comment="The prices that made charge_amount; null where none did."),
+    sa.Column(
+        "usage_flags",
+        ARRAY(sa.Text),
+        nullable=False,
+        comment="States of the counts that people should see, such as usage_missing; ingest/README.md lists them.",
+    ),
     sa.Column(
         "unpriced_meters", ARRAY(sa.Text), nullable=False, comment="Why an amount is null: book:meter, or book:model."
     ),
-    sa.Column("max_output_tokens", sa.BigInteger),
-    sa.Column("delivered_output_tokens", sa.BigInteger),
-    sa.Column("provider_calls", sa.Integer),
-    sa.Column("latency_ms", sa.BigInteger),
-    sa.Column("ttft_ms", sa.BigInteger),
-    sa.Column("queue_ms", sa.BigInteger),
-    sa.Column("prefill_ms", sa.BigInteger),
-    sa.Column("decode_ms", sa.BigInteger),
+    sa.Column("max_output_tokens", sa.BigInteger, comment="The cap that the caller had set."),
+    sa.Column("delivered_output_tokens", sa.BigInteger, comment="What reached the caller before it left."),
+    sa.Column("provider_calls", sa.Integer, comment="Calls that the gateway says it made for this one."),
+    sa.Column("latency_ms", sa.BigInteger, comment="From the request to the end of the answer."),
+    sa.Column("ttft_ms", sa.BigInteger, comment="From the request to the first token."),
+    sa.Column("queue_ms", sa.BigInteger, comment="Waiting at the node."),
+    sa.Column("prefill_ms", sa.BigInteger, comment="Reading the input at the node."),
+    sa.Column("decode_ms", sa.BigInteger, comment="Writing the output at the node."),
     sa.Column("raw_digest", Id, comment="SHA-256, cut, of the raw usage object, which is kept apart and for a time."),
     sa.Column("reason", sa.Text, comment="Of a correction."),
-    sa.Column("actor", sa.Text),
+    sa.Column("actor", sa.Text, comment="Who corrected."),
 )
 
 entries = sa.Table(
@@ -499,10 +708,12 @@ entries = sa.Table(
 raw_usage = sa.Table(
     "raw_usage",
     metadata,
-    sa.Column("received_month", sa.Date, nullable=False),
-    sa.Column("entry_id", sa.BigInteger, nullable=False),
-    sa.Column("flavour", sa.Text, nullable=False),
-    sa.Column("parser_version", sa.SmallInteger, nullable=False),
+    sa.Column(
+        "received_month", sa.Date, nullable=False, comment="First day of the month of recording, UTC: the partition."
+    ),
+    sa.Column("entry_id", sa.BigInteger, nullable=False, comment="The first row that was made from it."),
+    sa.Column("flavour", sa.Text, nullable=False, comment="Whose usage object it is."),
+    sa.Column("parser_version", sa.SmallInteger, nullable=False, comment="Of the reader that made the counts."),
     sa.Column("usage", JSONB, nullable=False, comment="The provider's object, cut to numeric and enum keys."),
     sa.PrimaryKeyConstraint("received_month", "entry_id"),
     comment="What the counts were read from, so that a wrong mapping can be replayed; partitioned by month of receipt.",
@@ -512,22 +723,22 @@ raw_usage = sa.Table(
 dead_letters = sa.Table(
     "dead_letters",
     metadata,
-    sa.Column("dead_letter_id", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("dead_letter_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="What people name it by."),
     sa.Column("origin", sa.Text, nullable=False, comment="Feed or credential that brought it."),
     sa.Column("bytes_hash", BYTEA, nullable=False, comment="SHA-256 of the bytes."),
     sa.Column("bytes", BYTEA, comment="As received; null once expired."),
-    sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("detail", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False, comment="A stable code; ingest/README.md lists them."),
+    sa.Column("detail", sa.Text, nullable=False, comment="One line for a person: the field and the rule."),
     sa.Column("event_key", Id, comment="Set where the identity could be read, so for each conflict."),
     sa.Column("first_hash", Id, comment="Conflict: content hash of what was accepted first."),
     sa.Column("second_hash", Id, comment="Conflict: content hash of this one."),
-    sa.Column("batch_id", sa.BigInteger, nullable=False),
-    sa.Column("first_at", Instant, nullable=False),
-    sa.Column("last_at", Instant, nullable=False),
-    sa.Column("repeats", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("owner", sa.Text),
-    sa.Column("note", sa.Text),
-    sa.Column("resolved_at", Instant),
+    sa.Column("batch_id", sa.BigInteger, nullable=False, comment="The batch that set it aside first."),
+    sa.Column("first_at", Instant, nullable=False, comment="When it was first set aside."),
+    sa.Column("last_at", Instant, nullable=False, comment="When it last came again."),
+    sa.Column("repeats", sa.BigInteger, nullable=False, server_default="0", comment="How often it came again."),
+    sa.Column("owner", sa.Text, comment="Who looks after it."),
+    sa.Column("note", sa.Text, comment="What they found."),
+    sa.Column("resolved_at", Instant, comment="When somebody was done with it; null while open."),
     # Serves the count of repeats: the same bytes from the same origin are one letter.
     sa.UniqueConstraint("origin", "bytes_hash"),
     comment="What was acknowledged and could not be posted, with its bytes and the reason.",
@@ -536,42 +747,48 @@ dead_letters = sa.Table(
 node_windows = sa.Table(
     "node_windows",
     metadata,
-    sa.Column("event_key", Id, primary_key=True),
-    sa.Column("tenant_id", sa.Text, nullable=False),
-    sa.Column("source", sa.Text, nullable=False),
-    sa.Column("node_id", sa.Text, nullable=False),
-    sa.Column("starts_at", Instant, nullable=False),
-    sa.Column("ends_at", Instant, nullable=False),
-    sa.Column("body", JSONB, nullable=False),
-    sa.Column("batch_id", sa.BigInteger, nullable=False),
+    sa.Column("event_key", Id, primary_key=True, comment="Identity of the report."),
+    sa.Column("tenant_id", sa.Text, nullable=False, comment="The platform tenant that the node belongs to, as sent."),
+    sa.Column("source", sa.Text, nullable=False, comment="Who sent it."),
+    sa.Column("node_id", sa.Text, nullable=False, comment="Which node it is about."),
+    sa.Column("starts_at", Instant, nullable=False, comment="Inclusive, by the node's clock."),
+    sa.Column("ends_at", Instant, nullable=False, comment="Exclusive."),
+    sa.Column("body", JSONB, nullable=False, comment="What the node said, whole."),
+    sa.Column("batch_id", sa.BigInteger, nullable=False, comment="The batch that brought it."),
     comment="One row per report of a GPU node about itself over a span of time.",
 )
 
 acts = sa.Table(
     "acts",
     metadata,
-    sa.Column("act_id", sa.BigInteger, sa.Identity(), primary_key=True),
-    sa.Column("at", Instant, nullable=False, server_default=now()),
-    sa.Column("actor", sa.Text, nullable=False),
-    sa.Column("act", sa.Text, nullable=False),
-    sa.Column("detail", JSONB, nullable=False),
-    sa.Column("reason", sa.Text),
-    sa.Column("second_person", sa.Text),
+    sa.Column("act_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of acts."),
+    sa.Column("at", Instant, nullable=False, server_default=now(), comment="When, by the database's clock."),
+    sa.Column("actor", sa.Text, nullable=False, comment="Who."),
+    sa.Column("act", sa.Text, nullable=False, comment="What, as noun.verb."),
+    sa.Column("detail", JSONB, nullable=False, comment="With which values."),
+    sa.Column("reason", sa.Text, comment="Why, in the actor's words."),
+    sa.Column("second_person", sa.Text, comment="Who approved, where two are needed."),
     comment="Who changed what by command, and why.",
 )
 
 reader_tenants = sa.Table(
     "reader_tenants",
     metadata,
-    sa.Column("login", sa.Text, primary_key=True),
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("ledger.tenants.tenant_id"), primary_key=True),
+    sa.Column("login", sa.Text, primary_key=True, comment="A login of the group tallystick_reader."),
+    sa.Column(
+        "tenant_id",
+        sa.Text,
+        sa.ForeignKey("ledger.tenants.tenant_id"),
+        primary_key=True,
+        comment="A tenant whose rows it may see.",
+    ),
     comment="The tenants that a login of the group tallystick_reader may see.",
 )
 
 routines = sa.Table(
     "routines",
     metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, primary_key=True, comment="Of the file."),
+    sa.Column("sha256", sa.Text, nullable=False, comment="Of its text as it was applied."),
     comment="Which text of each sql/ file was last applied, so that a migration touches only what changed.",
 )
