@@ -58,4 +58,20 @@ cross join lateral (values (m.cost_rate_set_id), (m.charge_rate_set_id)) as b (r
 join ledger.rate_sets as s using (rate_set_id)
 join ledger.rates as r on r.rate_set_id = s.rate_set_id and r.meter = m.meter;
 
-comment on view ledger.entry_lines is 'One row per entry, book and meter; amounts of a priced entry sum to it exactly.';
+comment on view ledger.entry_lines is 'One row per entry, book and meter; amounts of a priced entry sum to it exactly. Fees, corrections and converted prices have lines like any other; what a billing rule frees has lines of zero.';
+comment on column ledger.entry_lines.posting_period is 'The month that the entry is billed in: name it, and one partition is read.';
+comment on column ledger.entry_lines.entry_id is 'The entry that the line belongs to.';
+comment on column ledger.entry_lines.tenant_id is 'Who pays.';
+comment on column ledger.entry_lines.occurred_at is 'When the call ended.';
+comment on column ledger.entry_lines.book is 'cost: what we owe the provider; charge: what the tenant owes us.';
+comment on column ledger.entry_lines.meter is 'What is counted; `operations` is the unit of a fee.';
+comment on column ledger.entry_lines.quantity is 'How much of it, in the meter''s unit; negative where a correction takes back.';
+comment on column ledger.entry_lines.price is 'For `per` units, in `currency`, unrounded: as the rate set of the entry says.';
+comment on column ledger.entry_lines.per is 'Units that the price is for, a power of ten.';
+comment on column ledger.entry_lines.priced_as is 'The meter whose rate was taken, where the card had none for this one.';
+comment on column ledger.entry_lines.currency is 'Of price and amount, ISO 4217.';
+comment on column ledger.entry_lines.amount is 'quantity x price / per, exactly.';
+
+-- Alembic makes its own table; it should say what it is, like every other.
+comment on table ledger.alembic_version is 'One row: the revision that the tables are at.';
+comment on column ledger.alembic_version.version_num is 'The revision''s id; migrations/versions has them.';

@@ -112,3 +112,22 @@ def test_partitions_are_there_for_this_month_and_the_next_two(database: Database
             "date_trunc('month', now()) + make_interval(months => n), '\"ledger.entries_\"YYYY_MM')) is null"
         ).fetchall()
     assert missing == []
+
+
+def test_every_table_view_and_column_says_what_it_is(database: Database) -> None:
+    """Of both schemas, partitions aside: who asks the database at night finds the answer in it."""
+    with database.connect() as connection:
+        silent = connection.execute(
+            """
+            select c.oid::regclass::text || coalesce('.' || a.attname, '')
+            from pg_class as c
+            left join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+            where
+                c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace)
+                and c.relkind in ('r', 'p', 'v')
+                and not c.relispartition
+                and (obj_description(c.oid, 'pg_class') is null or col_description(c.oid, a.attnum) is null)
+            order by 1
+            """
+        ).fetchall()
+    assert silent == []
