@@ -14,6 +14,7 @@ from decimal import Decimal
 from hashlib import sha256
 from typing import Any, Final, Literal
 
+import msgspec
 import psycopg
 
 from ledger import chain, failpoints
@@ -82,6 +83,12 @@ class Result:
     outcome: Outcome
     reason: str | None = None
     detail: str | None = None
+
+
+# Most events say no more than this, and a frozen dataclass is slow to make.
+_CREATED: Final = Result("created")
+_DUPLICATE: Final = Result("duplicate")
+_EVIDENCE: Final = Result("evidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,8 +461,7 @@ def as_evidence(entry: Entry, *flags: str) -> Entry:
 # --- Inside the transaction -------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(msgspec.Struct, gc=False):
     """What the ledger knows of a request, as the batch goes on."""
 
     rank: Rank
@@ -523,14 +529,14 @@ class _Writing:
         known = self.keys.get(statement.event_key)
         if known is not None:
             if known == statement.content_hash:
-                return Result("duplicate")
+                return _DUPLICATE
             return self._conflict(index, statement, known)
         if statement.refused_if_new is not None:
             return self._refuse(self.batch.body_of(index), statement.refused_if_new, index)
         if isinstance(item, Window):
             self._claim(item.event_key, item.content_hash)
             self.windows.append(item)
-            return Result("created")
+            return _CREATED
         return self._state(index, item)
 
     def _claim(self, key: str, content_hash: str) -> None:
@@ -576,7 +582,7 @@ class _Writing:
                     stands=[standing(entry) for entry in item.entries] if self._may_be_bettered(statement) else None,
                 )
             self._book_fees(item, period)
-            return Result("created" if statement.claims_request else "evidence")
+            return _CREATED if statement.claims_request else _EVIDENCE
         return self._restate(index, item, request)
 
     def _may_be_bettered(self, statement: Statement) -> bool:
@@ -612,7 +618,7 @@ class _Writing:
             return Result("evidence", flags[0] if flags else None)
         request.stands = [standing(entry) for entry in said]
         request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
-        return Result("created")
+        return _CREATED
 
     def _correct(self, item: Correction) -> Result:
         """Write what a correction makes of a request as it stands now."""
@@ -640,7 +646,7 @@ class _Writing:
         for entry, period in zip(entries, periods, strict=True):
             assert period is not None
             self._write([entry], [tail(entry)], period)
-        return Result("created")
+        return _CREATED
 
     def _book_fees(self, item: Priced, period: date | None) -> None:
         """Book the fees of an operation that have not been; they are requests of their own, which nobody else reports."""
