@@ -79,6 +79,10 @@ create or replace trigger refuse_truncate
 before truncate on ledger.exchange_rates
 for each statement execute function ledger.refuse_change();
 
+create or replace trigger refuse_truncate
+before truncate on ledger.acts
+for each statement execute function ledger.refuse_change();
+
 -- No row enters a closed period, whoever inserts it. The name puts this before the budgets' trigger.
 create or replace function ledger.refuse_closed_period() returns trigger
 language plpgsql

@@ -13,12 +13,31 @@ grant update (repeats, last_at, bytes, reason, detail, event_key, first_hash, se
 grant update on ledger.feeds to tallystick_writer;
 grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
     ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.model_name_rules,
-    ledger.periods, ledger.cards, ledger.exchange_rates, ledger.api_keys
+    ledger.periods, ledger.cards, ledger.exchange_rates
     to tallystick_writer;
+-- An earlier version let it read the hashes of keys, which only the API looks up.
+revoke select on ledger.api_keys from tallystick_writer;
 grant usage on all sequences in schema ledger to tallystick_writer;
 
 -- The operator: commands and the scheduler. Parties, prices, periods and keys; facts only by reading.
-grant select on all tables in schema ledger to tallystick_operator;
+-- Not `on all tables`: once there are partitions that would reach them too.
+do $$
+declare
+    found record;
+begin
+    for found in
+        select c.oid::regclass as name, c.relispartition
+        from pg_class as c
+        where c.relnamespace = 'ledger'::regnamespace and c.relkind in ('r', 'p', 'v')
+    loop
+        if found.relispartition then
+            execute format('revoke all on %s from tallystick_operator', found.name);
+        else
+            execute format('grant select on %s to tallystick_operator', found.name);
+        end if;
+    end loop;
+end
+$$;
 grant insert, update on ledger.versions, ledger.entities, ledger.tenants, ledger.tenant_versions, ledger.sources,
     ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.api_keys, ledger.periods,
     ledger.feeds, ledger.subjects, ledger.reader_tenants

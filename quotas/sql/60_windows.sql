@@ -171,7 +171,10 @@ grant usage on schema quotas to tallystick_writer, tallystick_api, tallystick_op
     tallystick_billing, tallystick_rollup;
 grant select on all tables in schema quotas to tallystick_api, tallystick_operator, tallystick_analyst, tallystick_billing,
     tallystick_rollup;
-grant insert, update on quotas.budgets, quotas.windows to tallystick_operator;
+grant insert, update on quotas.budgets to tallystick_operator;
+-- A new budget's windows are folded from the ledger; after that only the trigger moves them.
+grant insert on quotas.windows to tallystick_operator;
+revoke update on quotas.windows from tallystick_operator;
 grant insert on quotas.excess, quotas.threshold_notes to tallystick_operator;
 grant usage on all sequences in schema quotas to tallystick_operator;
 revoke all on function quotas.fold_windows(text) from public;

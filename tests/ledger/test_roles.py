@@ -144,6 +144,7 @@ async def test_a_reader_without_tenants_sees_nothing(ledger: Ledger, login: str)
         "delete from ledger.rate_sets",
         "update ledger.cards set currency = 'EUR'",
         "delete from ledger.acts",
+        "truncate ledger.acts",
     ],
 )
 async def test_a_trigger_stops_even_a_superuser(ledger: Ledger, statement: str) -> None:
@@ -171,6 +172,27 @@ def test_functions_with_the_owners_rights_are_closed_and_fix_their_path(database
     for name, settings, is_trigger, is_public in rows:
         assert "search_path=pg_catalog, pg_temp" in settings, name
         assert is_trigger or not is_public, name
+
+
+@pytest.mark.parametrize("role", RUNNING)
+def test_no_running_role_moves_windows_itself(database: Database, role: str) -> None:
+    """What a budget has posted is moved by the insert into the ledger; a new budget's windows are folded from it."""
+    with database.connect() as connection:
+        row = connection.execute(
+            "select has_any_column_privilege(%(role)s, 'quotas.windows', 'update')"
+            " or has_table_privilege(%(role)s, 'quotas.windows', 'delete')",
+            {"role": role},
+        ).fetchone()
+    assert row == (False,)
+
+
+def test_only_who_needs_them_reads_the_hashes_of_keys(database: Database) -> None:
+    with database.connect() as connection:
+        rows = connection.execute(
+            "select r from unnest(%s::text[]) as r where has_column_privilege(r, 'ledger.api_keys', 'secret_hash', 'select')",
+            [RUNNING],
+        ).fetchall()
+    assert rows == [("tallystick_api",), ("tallystick_operator",)]
 
 
 def test_the_analyst_reads_no_secrets(database: Database) -> None:
