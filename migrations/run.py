@@ -40,8 +40,9 @@ def migrate(url: str, passwords: dict[str, str] | None = None) -> None:
         # Two that migrate at once wait for each other.
         connection.execute("select pg_advisory_lock(%s)", [_LOCK])
         _make_roles(connection, passwords or {})
-        _upgrade(f"postgresql+psycopg://{address}")
-        _apply_routines(connection)
+        before = _revision(connection)
+        command.upgrade(config(f"postgresql+psycopg://{address}"), "head")
+        _apply_routines(connection, tables_moved=before != _revision(connection))
 
 
 def _make_roles(connection: psycopg.Connection, passwords: dict[str, str]) -> None:
@@ -89,8 +90,12 @@ def newest_revision() -> str | None:
     return ScriptDirectory.from_config(config("")).get_current_head()
 
 
-def _upgrade(url: str) -> None:
-    command.upgrade(config(url), "head")
+def _revision(connection: psycopg.Connection) -> str | None:
+    """Return the revision that the tables are at; None before the first."""
+    if connection.execute("select to_regclass('ledger.alembic_version')").fetchone() == (None,):
+        return None
+    row = connection.execute("select version_num from ledger.alembic_version").fetchone()
+    return None if row is None else str(row[0])
 
 
 def routines() -> dict[str, str]:
@@ -99,15 +104,18 @@ def routines() -> dict[str, str]:
     return {**ledger, "60_windows.sql": windows.routines()}
 
 
-def _apply_routines(connection: psycopg.Connection) -> None:
-    """Apply each text that differs from what was last applied: a change of one function locks no table for another."""
+def _apply_routines(connection: psycopg.Connection, *, tables_moved: bool) -> None:
+    """Apply each text that differs from what was last applied: a change of one function locks no table for another.
+
+    All of them where a revision has run: a table that it made has no guards and no grants yet, whatever was applied before.
+    """
     with connection.transaction():
         connection.execute(f"set local role {OWNER}")
         connection.execute("set local lock_timeout = '10s'")
         known: dict[str, str] = dict(connection.execute("select name, sha256 from ledger.routines").fetchall())
         for name, text in routines().items():
             digest = sha256(text.encode()).hexdigest()
-            if known.get(name) == digest:
+            if known.get(name) == digest and not tables_moved:
                 continue
             connection.execute(text.encode())
             connection.execute(

@@ -6,6 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
@@ -131,3 +132,40 @@ def test_every_table_view_and_column_says_what_it_is(database: Database) -> None
             """
         ).fetchall()
     assert silent == []
+
+
+def guards_and_rights(database: Database) -> list[tuple[Any, ...]]:
+    with database.connect() as connection:
+        return connection.execute(
+            """
+            select 'trigger', tgrelid::regclass::text, tgname::text from pg_trigger where not tgisinternal
+            union all
+            select 'rights', c.oid::regclass::text, a.grantee::regrole || ' ' || a.privilege_type
+            from pg_class as c cross join aclexplode(c.relacl) as a
+            where c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace) and a.grantee <> c.relowner
+            union all
+            select 'policy', polrelid::regclass::text, polname::text from pg_policy
+            order by 1, 2, 3
+            """
+        ).fetchall()
+
+
+@pytest.mark.parametrize("revision", ["0003", "base"])
+def test_down_and_up_again_gives_the_same_tables_guards_and_rights(database: Database, revision: str) -> None:
+    """A table that was dropped and made again must not come back without its triggers and grants."""
+    before = guards_and_rights(database)
+    command.downgrade(run.config(database.url.replace("postgresql://", "postgresql+psycopg://")), revision)
+    assert guards_and_rights(database) != before
+    run.migrate(database.url)
+    assert guards_and_rights(database) == before
+    assert differences(database) == []
+
+
+def test_grants_that_are_applied_again_do_not_reach_partitions(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = run.routines()
+    monkeypatch.setattr(run, "routines", lambda: {**texts, "50_grants.sql": texts["50_grants.sql"] + "\n-- again\n"})
+    before = guards_and_rights(database)
+    run.migrate(database.url)
+    assert guards_and_rights(database) == before
