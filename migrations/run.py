@@ -54,10 +54,7 @@ def _make_roles(connection: psycopg.Connection, passwords: dict[str, str]) -> No
             if role not in present:
                 connection.execute(f"create role {role} {attributes}")
             if role in passwords:
-                statement = psycopg.sql.SQL("alter role {} password {}").format(
-                    psycopg.sql.Identifier(role), psycopg.sql.Literal(passwords[role])
-                )
-                connection.execute(statement)
+                connection.execute(_set_password(connection, role, passwords[role]))
     database = connection.info.dbname
     connection.execute(
         psycopg.sql.SQL("grant create on database {} to {}").format(
@@ -73,6 +70,14 @@ def _make_roles(connection: psycopg.Connection, passwords: dict[str, str]) -> No
     connection.execute(
         "alter default privileges for role tallystick_rollup in schema marts"
         " grant select on tables to tallystick_analyst, tallystick_billing, tallystick_operator"
+    )
+
+
+def _set_password(connection: psycopg.Connection, role: str, password: str) -> psycopg.sql.Composed:
+    """Return the statement that sets a password as its verifier, so that no log of the server and no view shows it."""
+    verifier = connection.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256").decode()
+    return psycopg.sql.SQL("alter role {} password {}").format(
+        psycopg.sql.Identifier(role), psycopg.sql.Literal(verifier)
     )
 
 

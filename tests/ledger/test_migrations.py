@@ -169,3 +169,11 @@ def test_grants_that_are_applied_again_do_not_reach_partitions(
     before = guards_and_rights(database)
     run.migrate(database.url)
     assert guards_and_rights(database) == before
+
+
+def test_a_password_reaches_the_server_as_its_verifier(empty_database: Database) -> None:
+    """A statement may land in the server's log and in pg_stat_activity; who reads it there must not learn the password."""
+    with empty_database.connect() as connection:
+        statement = run._set_password(connection, "tallystick_writer", "open sesame").as_string(connection)
+    assert "open sesame" not in statement
+    assert "'SCRAM-SHA-256$" in statement
