@@ -76,7 +76,7 @@ def _number(value: Any) -> Any:
 def books() -> Books:
     """Return books with a price for every meter, so that everything is priced."""
     rates = {name: Price(Decimal("0.25"), 1_000_000) for name in METERS}
-    cost = make_card(rates, effective_at="2020-01-01T00:00:00Z")
+    cost = make_card(rates, effective_at="2020-01-01T00:00:00Z", other_tiers="use_base_rates")
     charge = make_card(book="charge", model=None, markup=Decimal("1.2"), effective_at="2020-01-01T00:00:00Z")
     return Books(
         make_parties(models=[("m-sub", Model("openai", "m-sub"))]), Calendar(1, {}), PriceBook(1, [cost, charge])
