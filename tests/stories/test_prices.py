@@ -1,5 +1,6 @@
 """Prices from bytes to ledger: names, histories, currencies, rules and corrections, each by the case that it comes from."""
 
+from datetime import date
 from decimal import Decimal
 from itertools import permutations
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from ledger.contracts import load_contracts
 from ledger.database import connect
+from ledger.errors import CardRefused
 from ledger.litellm_map import dated_cards, read_map
 from ledger.model_names import NameRule
-from ledger.price_book import Price
+from ledger.price_book import Card, Price
 from ledger.price_store import save_exchange_rates
 from ledger.registry import set_name_rules
 from ledger.repricing import Repriced, Scope, reprice
@@ -416,154 +419,160 @@ async def test_b053_restating_a_price_is_a_visible_correction_and_not_an_edit(le
 # --- Bands, tiers, units and small amounts ----------------------------------------------------------------------------
 
 
-async def test_b027_to_b030_the_size_of_one_request_selects_the_rates_of_all_its_tokens(ledger: Ledger) -> None:
-    """The whole input selects, `>` and `>=` are data, and cached tokens and writes move with the rest."""
-    cards = {
-        "m-27": make_card(
-            per_million(input="1.25", output="10.00"),
-            model="m-27",
-            bands=(band(">", 200_000, input="2.50", output="15.00"),),
-        ),
-        "m-28": make_card(
-            per_million(input="3.00", output="15.00"),
-            model="m-28",
-            bands=(band(">", 200_000, input="6.00", output="22.50"),),
-        ),
-    }
-    for operator, model in ((">=", "m-incl"), (">", "m-excl")):
-        low, high = (
-            per_million(input="1.25", cached="0.20", output="2.50"),
-            band(operator, 200_000, input="2.50", cached="0.40", output="5.00"),
-        )
-        cards[model] = make_card(low, model=model, bands=(high,))
-    for model, card in cards.items():
-        ledger.add_model(model)
+def tiered(model: str, operator: Any, low: dict[str, str], high: dict[str, str], provider: str = "openai") -> Card:
+    """A card with one cliff at 200,000 tokens of input."""
+    bands = (band(operator, 200_000, **high),)
+    return make_card(per_million(**low), model=model, provider=provider, bands=bands)
+
+
+async def add(ledger: Ledger, *cards: Card) -> None:
+    """Add cards with the models that they price."""
+    for card in cards:
+        ledger.add_model(card.model or "", provider=card.provider)
         await ledger.add_card(card)
-    cached = {
-        "prompt_tokens_details": {"cached_tokens": 120_000},
+
+
+async def test_b027_above_the_threshold_the_whole_request_moves_and_at_it_it_does_not(ledger: Ledger) -> None:
+    await add(ledger, tiered("m-tier", ">", {"input": "1.25", "output": "10.00"}, {"input": "2.50", "output": "15.00"}))
+    await ledger.post(*(named(f"r{prompt}", "m-tier", prompt, 1000) for prompt in (260_000, 200_000, 200_001)))
+    assert amounts(ledger, "request_id") == {
+        "req-r260000": Decimal("0.665"),
+        "req-r200000": Decimal("0.26"),
+        "req-r200001": Decimal("0.5150025"),
+    }
+
+
+async def test_b028_context_tiers_are_neither_marginal_nor_per_session(ledger: Ledger) -> None:
+    await add(ledger, tiered("m-tier", ">", {"input": "3.00", "output": "15.00"}, {"input": "6.00", "output": "22.50"}))
+    session = [named(f"s{number}", "m-tier", 90_000, 0, conversation_id="s1") for number in range(10)]
+    await ledger.post(named("r1", "m-tier", 320_000, 2000), *session)
+    assert amounts(ledger, "request_id")["req-r1"] == Decimal("1.965")
+    assert ledger.value("select sum(cost_amount) from ledger.entries where conversation_id = 's1'") == Decimal("2.7")
+
+
+async def test_b029_whether_the_threshold_itself_is_above_is_data_of_the_price(ledger: Ledger) -> None:
+    low, high = (
+        {"input": "1.25", "cached": "0.20", "output": "2.50"},
+        {"input": "2.50", "cached": "0.40", "output": "5.00"},
+    )
+    await add(ledger, tiered("m-incl", ">=", low, high), tiered("m-excl", ">", low, high))
+    counts = {
         "prompt_tokens": 200_000,
         "completion_tokens": 800,
         "total_tokens": 200_800,
+        "prompt_tokens_details": {"cached_tokens": 120_000},
     }
-    await ledger.post(
-        *(named(f"r{prompt}", "m-27", prompt, 1000) for prompt in (260_000, 200_000, 200_001)),
-        named("r1", "m-28", 320_000, 2000),
-        *(named(f"s{number}", "m-28", 90_000, 0, conversation_id="s1") for number in range(10)),
-        *(make_event(model, model=model, requested_model=model, usage=cached) for model in ("m-incl", "m-excl")),
-    )
-    found = amounts(ledger, "request_id")
-    assert {name: found[f"req-{name}"] for name in ("r260000", "r200000", "r200001", "r1", "m-incl", "m-excl")} == {
-        "r260000": Decimal("0.665"),
-        "r200000": Decimal("0.26"),
-        "r200001": Decimal("0.5150025"),
-        "r1": Decimal("1.965"),
-        "m-incl": Decimal("0.252"),
-        "m-excl": Decimal("0.126"),
-    }
-    assert ledger.value("select sum(cost_amount) from ledger.entries where conversation_id = 's1'") == Decimal("2.7")
-    ledger.add_model("m-30", provider="anthropic")
-    low = per_million(input="3.00", write_5m="3.75", cached="0.30", output="15.00")
-    high = band(">", 200_000, input="6.00", write_5m="7.50", cached="0.60", output="22.50")
-    await ledger.add_card(make_card(low, model="m-30", provider="anthropic", bands=(high,)))
+    await ledger.post(*(make_event(m, model=m, requested_model=m, usage=counts) for m in ("m-incl", "m-excl")))
+    assert amounts(ledger, "model") == {"m-incl": Decimal("0.252"), "m-excl": Decimal("0.126")}
+
+
+async def test_b030_all_components_of_a_request_are_in_the_same_tier(ledger: Ledger) -> None:
+    low = {"input": "3.00", "write_5m": "3.75", "cached": "0.30", "output": "15.00"}
+    high = {"input": "6.00", "write_5m": "7.50", "cached": "0.60", "output": "22.50"}
+    await add(ledger, tiered("m-add", ">", low, high, "anthropic"))
     counts = {
         "input_tokens": 205_000,
         "cache_creation_input_tokens": 7_000,
         "cache_read_input_tokens": 0,
         "output_tokens": 100,
     }
-    await ledger.post(claude("b030", 0, 0, model="m-30", requested_model="m-30", usage=counts))
-    assert amounts(ledger, "request_id")["req-b030"] == Decimal("1.28475")
+    await ledger.post(claude("e", 0, 0, usage=counts))
+    assert amounts(ledger, "request_id") == {"req-e": Decimal("1.28475")}
 
 
-async def test_b032_to_b034_the_served_tier_sets_the_price(ledger: Ledger) -> None:
-    ledger.add_model("m-sub")
-    await ledger.add_card(
-        make_card(
-            per_million(input="1.25", output="10.00"),
-            variants=(
-                variant("priority", input="2.50", output="20.00"),
-                variant("batch", input="1.00", cached="0.25", output="4.00"),
-            ),
-            missing_component="use_input_rate",
-        )
+async def test_b032_batch_usage_has_the_batch_rates(ledger: Ledger) -> None:
+    """The tier that was served decides; the lane of the gateway selects no price."""
+    card = make_card(
+        per_million(input="2.50", output="10.00"), variants=(variant("batch", input="1.25", output="5.00"),)
     )
+    await add(ledger, card)
+    await ledger.post(usage("batch", 80_000, 20_000, service_tier="batch"), usage("lane", 80_000, 20_000, lane="batch"))
+    assert amounts(ledger, "request_id") == {"req-batch": Decimal("0.2"), "req-lane": Decimal("0.4")}
+
+
+async def test_b033_the_served_tier_sets_the_price_and_not_the_requested_one(ledger: Ledger) -> None:
+    card = make_card(
+        per_million(input="1.25", output="10.00"), variants=(variant("priority", input="2.50", output="20.00"),)
+    )
+    await add(ledger, card)
     asked = {"requested_service_tier": "priority"}
-    cached = {
+    await ledger.post(
+        usage("known", 1000, 500, **asked, service_tier="default"),
+        usage("missing", 1000, 500, **asked),
+        usage("unheard", 1000, 500, service_tier="turbo"),
+    )
+    rows = "select request_id, cost_amount, requested_service_tier, service_tier, usage_flags from ledger.entries order by entry_id"
+    assert ledger.rows(rows) == [
+        ("req-known", Decimal("0.00625"), "priority", "default", []),
+        ("req-missing", Decimal("0.0125"), "priority", "priority", ["tier_assumed"]),
+        ("req-unheard", None, None, "turbo", []),
+    ]
+
+
+async def test_b034_batch_and_cached_rates_combine(ledger: Ledger) -> None:
+    batch = variant("batch", input="1.00", cached="0.25", output="4.00")
+    await add(ledger, make_card(per_million(input="2.00", cached="0.50", output="8.00"), variants=(batch,)))
+    counts = {
         "prompt_tokens": 10_000,
         "completion_tokens": 1_000,
         "total_tokens": 11_000,
         "prompt_tokens_details": {"cached_tokens": 8_000},
     }
+    await ledger.post(make_event("e", usage=counts, service_tier="batch"))
+    assert amounts(ledger, "request_id") == {"req-e": Decimal("0.008")}
+
+
+def counted(event_id: str, model: str, **quantities: int) -> dict[str, Any]:
+    """A call whose counts are stated by meter."""
+    return make_event(event_id, model=model, requested_model=model, quantities=quantities, flavour=...)
+
+
+async def test_b040_a_tool_is_charged_per_use_and_not_per_declaration(ledger: Ledger) -> None:
+    calls = {"web_search_calls": Price(Decimal("0.01"), 1)}
+    await add(ledger, make_card(per_million(input="2.00", output="8.00") | calls))
+    tokens = {"uncached_input_tokens": 100, "visible_output_tokens": 20}
     await ledger.post(
-        usage("known", 1000, 500, **asked, service_tier="default"),
-        usage("assumed", 1000, 500, **asked),
-        usage("batch", 80_000, 20_000, service_tier="batch"),
-        make_event("both", usage=cached, service_tier="batch"),
-        usage("lane", 1000, 500, lane="batch"),
-        usage("unknown", 1000, 500, service_tier="turbo"),
+        counted("e1", "m-sub", **tokens, web_search_calls=0), counted("e2", "m-sub", **tokens, web_search_calls=2)
     )
-    assert amounts(ledger, "request_id") == {
-        "req-known": Decimal("0.00625"),
-        "req-assumed": Decimal("0.0125"),
-        "req-batch": Decimal("0.16"),
-        "req-both": Decimal("0.008"),
-        "req-lane": Decimal("0.00625"),
-        "req-unknown": None,
-    }
-    flagged = "select request_id, requested_service_tier, service_tier from ledger.entries where 'tier_assumed' = any (usage_flags)"
-    assert ledger.rows(flagged) == [("req-assumed", "priority", "priority")]
+    assert amounts(ledger, "request_id") == {"req-e1": Decimal("0.00036"), "req-e2": Decimal("0.02036")}
 
 
-async def test_b039_b040_b041_units_other_than_tokens_have_their_own_prices(ledger: Ledger) -> None:
-    rerank = make_card({"search_units": Price(Decimal("0.0015"), 1)}, model="m-rerank", provider="vllm")
-    tools = make_card(
-        per_million(input="2.00", output="8.00") | {"web_search_calls": Price(Decimal("0.01"), 1)}, model="m-tool"
-    )
-    embed = make_card(per_million(input="0.02"), model="m-embed")
-    for model, provider, card in (
-        ("m-rerank", "vllm", rerank),
-        ("m-tool", "openai", tools),
-        ("m-embed", "openai", embed),
+async def test_b052_a_price_without_a_unit_or_of_absurd_size_is_refused_at_load(ledger: Ledger, tmp_path: Path) -> None:
+    """Row A has no unit, row B would be 2,500 USD a million; rows C and D are the same price."""
+
+    def load(rate: str, model: str) -> list[Card]:
+        path = tmp_path / "prices.yaml"
+        path.write_text(
+            "source: test\nchecked_on: 2026-01-01\ncards:\n"
+            f"  - {{book: cost, provider: openai, model: {model}, currency: USD, effective_at: 2026-01-01T00:00:00Z,"
+            f" rates: {{uncached_input_tokens: {rate}}}}}\n"
+        )
+        return load_contracts(path)
+
+    with pytest.raises(CardRefused, match="takes a price and its unit"):
+        load("2.50", "m-a")
+    with pytest.raises(
+        CardRefused, match=r"is 2\.5 USD per 1,000; above 1 USD the card must say is_high_price_confirmed"
     ):
-        ledger.add_model(model, provider=provider)
-        await ledger.add_card(card)
-
-    def counted(event_id: str, model: str, **quantities: int) -> dict[str, Any]:
-        return make_event(event_id, model=model, requested_model=model, quantities=quantities, flavour=...)
-
-    rerank_call = counted("rerank", "m-rerank", search_units=1)
-    rerank_call["data"]["provider"] = "vllm"
-    await ledger.post(
-        rerank_call,
-        counted("e1", "m-tool", uncached_input_tokens=100, visible_output_tokens=20, web_search_calls=0),
-        counted("e2", "m-tool", uncached_input_tokens=100, visible_output_tokens=20, web_search_calls=2),
-        counted("embed", "m-embed", embedding_input_tokens=5000),
-    )
-    assert amounts(ledger, "request_id") == {
-        "req-rerank": Decimal("0.0015"),
-        "req-e1": Decimal("0.00036"),
-        "req-e2": Decimal("0.02036"),
-        "req-embed": Decimal("0.0001"),
-    }
+        load("2.50 per 1000", "m-b")
+    await add(ledger, *load("2.50 per 1000000", "m-c"), *load("0.0000025 per 1", "m-d"))
+    await ledger.post(*(counted(model, model, uncached_input_tokens=1000) for model in ("m-b", "m-c", "m-d")))
+    assert amounts(ledger, "reported_model") == {"m-b": None, "m-c": Decimal("0.0025"), "m-d": Decimal("0.0025")}
 
 
-async def test_b055_b056_sums_are_exact_and_small_amounts_are_kept(ledger: Ledger) -> None:
-    ledger.add_model("m-embed")
-    await ledger.add_card(make_card(per_million(input="0.02"), model="m-embed"))
-    ledger.add_model("m-tenth")
-    await ledger.add_card(make_card({"search_units": Price(Decimal("0.1"), 1)}, model="m-tenth"))
+async def test_b055_sums_are_exact_decimals(ledger: Ledger) -> None:
+    await add(ledger, make_card({"search_units": Price(Decimal("0.1"), 1)}, model="m-tenth"))
+    await ledger.post(*(counted(f"e{number}", "m-tenth", search_units=1) for number in range(10)))
+    assert ledger.total("cost") == Decimal(1)
 
-    def counted(event_id: str, model: str, **quantities: int) -> dict[str, Any]:
-        return make_event(event_id, model=model, requested_model=model, quantities=quantities, flavour=...)
 
-    await ledger.post(
-        *(counted(f"a{number}", "m-tenth", search_units=1) for number in range(10)),
-        *(counted(f"b{number}", "m-embed", embedding_input_tokens=12) for number in range(1000)),
-    )
-    by_model = dict(ledger.rows("select model, sum(cost_amount) from ledger.entries group by 1"))
-    assert by_model == {"m-tenth": Decimal(1), "m-embed": Decimal("0.00024")}
-    assert ledger.rows("select distinct cost_amount from ledger.entries where model = 'm-embed'") == [
-        (Decimal("0.00000024"),)
+async def test_b056_small_amounts_are_not_rounded_before_they_are_summed(ledger: Ledger) -> None:
+    """A thousand of the case's million: 1,000 x 0.00000024 = 0.00024."""
+    await add(ledger, make_card(per_million(input="0.02"), model="m-embed"))
+    await ledger.post(*(counted(f"e{number}", "m-embed", embedding_input_tokens=12) for number in range(1000)))
+    assert ledger.rows("select distinct cost_amount from ledger.entries") == [(Decimal("0.00000024"),)]
+    assert ledger.rows("select local_date, sum(cost_amount) from ledger.entries group by 1") == [
+        (date(2026, 1, 15), Decimal("0.00024"))
     ]
 
 
