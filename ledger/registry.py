@@ -14,7 +14,7 @@ from zoneinfo import available_timezones
 import psycopg
 from psycopg.rows import class_row
 
-from ledger.books import load_name_rules, load_tenants
+from ledger.books import load_books, load_name_rules, load_tenants
 from ledger.database import Connection, change, record_act
 from ledger.errors import ActRefused, AlreadyThere, Unknown
 from ledger.model_names import NameRule, NameRules
@@ -722,7 +722,11 @@ class UnknownName:
 
 
 async def unknown_names(connection: Connection) -> list[UnknownName]:
-    """List the names in the ledger that no model has had, those with most entries first."""
+    """List the names in the ledger that are nobody's, those with most entries first.
+
+    A name that has become known since is none of them, though its entries stay unpriced until they are repriced.
+    """
+    parties = (await load_books(connection)).parties
     async with connection.cursor(row_factory=class_row(UnknownName)) as cursor:
         await cursor.execute(
             """
@@ -742,7 +746,7 @@ async def unknown_names(connection: Connection) -> list[UnknownName]:
             order by 3 desc, 1, 2
             """
         )
-        return await cursor.fetchall()
+        return [each for each in await cursor.fetchall() if parties.model(each.provider, each.name) is None]
 
 
 async def accept_names(
