@@ -30,7 +30,7 @@ from ledger.registry import add_entity, add_source, add_tenant, set_model
 from ledger.times import local_midnight, micros
 from quotas.budgets import Terms, set_budget
 from tallystick.checks import CheckReport, run_checks
-from tallystick.embedded import EmbeddedPostgres
+from tallystick.embedded import owned
 from tallystick.processes import termination_as_interrupt
 from tallystick.rollup import run_rollup
 from tallystick.settings import CHECKOUT, Settings
@@ -122,20 +122,18 @@ def demo(settings: Settings, console: Console) -> None:
 
 
 def _make_room(home: Path, console: Console) -> None:
-    """Begin with no database: a demo's own is thrown away, anybody else's is put aside."""
+    """Begin with no database: a demo's own is thrown away, anybody else's is put aside; one that runs stays where it is."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "demo-summary.json").unlink(missing_ok=True)
     folder = home / "postgres"
     if not (folder / "data").exists():
         return
-    if (home / _MARK).exists():
-        # Owning it first: a stack that runs keeps its database.
-        with EmbeddedPostgres(home):
-            pass
-        shutil.rmtree(folder)
-        return
     aside = home / f"postgres-until-{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
-    folder.rename(aside)
+    with owned(home):
+        if (home / _MARK).exists():
+            shutil.rmtree(folder)
+            return
+        folder.rename(aside)
     console.print(f"a database that no demo made was put aside as {_shown(aside)}")
 
 

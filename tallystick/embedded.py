@@ -242,6 +242,17 @@ def running_or_started(
         return
 
 
+@contextmanager
+def owned(home: Path) -> Iterator[None]:
+    """Hold the lock of a home's Postgres for the block, so that nobody runs it meanwhile; raise AlreadyOwned where one does."""
+    descriptor = _owned(Path(home).absolute())
+    try:
+        yield
+    finally:
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+
 def _lock_file(home: Path) -> Path:
     return home / "postgres" / "owner"
 
@@ -527,6 +538,7 @@ __all__ = [
     "accepts",
     "create_topic",
     "free_port",
+    "owned",
     "running_address",
     "running_or_started",
 ]
