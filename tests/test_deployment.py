@@ -18,14 +18,33 @@ OURS = {name: service for name, service in COMPOSE["services"].items() if servic
 
 
 def test_the_services_are_those_of_the_design() -> None:
-    assert set(COMPOSE["services"]) == {"postgres", "kafka", "topic", "migrate", "worker", "api", "scheduler"}
-    assert set(OURS) == {"migrate", "worker", "api", "scheduler"}
+    assert set(OURS) == {"migrate", "worker", "api", "scheduler", "tallystick"}
+    assert set(COMPOSE["services"]) == {*OURS, "postgres", "kafka", "topic"}
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_each_of_our_services_runs_a_command_that_there_is(name: str) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    assert OURS[name]["command"][0] in commands
+    assert OURS[name]["command"][0] in {*commands, "--help"}
+
+
+def test_each_part_knows_the_addresses_that_it_logs_in_with_and_no_other() -> None:
+    """Whoever breaks into the API or a worker must not find the password of the one that may make roles."""
+    known = {
+        name: {
+            setting.removeprefix("TALLYSTICK_").removesuffix("_URL").lower()
+            for setting in service["environment"]
+            if setting.endswith("_URL")
+        }
+        for name, service in OURS.items()
+    }
+    assert known == {
+        "migrate": {"database", "writer", "api", "operator", "analyst", "rollup"},
+        "worker": {"writer"},
+        "api": {"writer", "api"},
+        "scheduler": {"operator", "rollup"},
+        "tallystick": {"writer", "operator", "analyst", "rollup"},
+    }
 
 
 @pytest.mark.parametrize("name", OURS)
