@@ -49,7 +49,7 @@ class Feeds(Struct):
         int | None,
         _said(
             "The largest: milliseconds since the append time up to which a feed is posted, over the feeds that have "
-            "posted within a day. An idle feed looks behind. Null without such a feed."
+            "posted within a day. An idle feed is posted up to now. Null without such a feed."
         ),
     ]
     in_use_count: Annotated[int, _said("Kafka feeds that have posted within a day.")]

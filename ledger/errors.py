@@ -4,13 +4,14 @@ LedgerError
 ├── Fenced                  another writer has claimed the feed
 ├── PositionLost            messages between two positions are gone
 ├── BatchTooLarge           a batch makes more rows than it can number
-├── StaleBooks              parties, prices, periods or budgets changed since the batch was made
-├── ActRefused              a command asks for what the rules forbid
-│   ├── Unknown             a command names what is not there
-│   ├── AlreadyThere        a command adds what is there
-│   ├── CardRefused         a card breaks a rule of the price book
-│   └── ExchangeRateRefused a rate between two currencies breaks a rule
-└── ChainBroken             verify found rows that differ from what was posted
+├── StaleBooks              parties, prices or periods changed since the batch was made
+├── CommitUnknown           (ledger.posting) the connection broke while committing
+├── LogChanged              (ingest.lanes) a partition ends before what was posted of it
+└── ActRefused              a command asks for what the rules forbid
+    ├── Unknown             a command names what is not there
+    ├── AlreadyThere        a command adds what is there
+    ├── CardRefused         a card breaks a rule of the price book
+    └── ExchangeRateRefused a rate between two currencies breaks a rule
 """
 
 
@@ -46,7 +47,7 @@ class BatchTooLarge(LedgerError):
 
 
 class StaleBooks(LedgerError):
-    """Parties, prices, periods or budgets changed since the batch was made; make it again."""
+    """Parties, prices or periods changed since the batch was made; make it again."""
 
 
 class ActRefused(LedgerError):

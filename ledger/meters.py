@@ -1,7 +1,7 @@
 """What is counted: the meters, their units, and whose rate a meter takes where a card names none for it.
 
 Each token of a request is in exactly one token meter, so the input meters sum to the provider's input and the
-output meters to its output. Source: the partition rules in docs/usage-meters.md.
+output meters to its output. What lies inside what for each provider: ingest/flavours.py.
 """
 
 from collections.abc import Mapping

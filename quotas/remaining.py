@@ -57,8 +57,8 @@ class Remaining(msgspec.Struct, frozen=True):
 class Lag:
     """How far the Kafka feeds in use are behind: those that have posted within a day.
 
-    A feed counts from the append time of what it posted last, so an idle one looks behind; a batch over HTTP is in the
-    ledger when it is answered, so those feeds have no lag.
+    A feed counts from the append time of what it posted last, or from when its worker last found nothing more in the log; a
+    batch over HTTP is in the ledger when it is answered, so those feeds have no lag.
     """
 
     lag_ms: int | None
