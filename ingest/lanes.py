@@ -68,12 +68,10 @@ class Lane:
 
 @dataclass(slots=True)
 class Progress:
-    """What this process has posted, for the log and the status line."""
+    """What this process has posted, for its log."""
 
     events: int = 0
-    entries: int = 0
     batches: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
     said_at: float = field(default_factory=time.monotonic)
 
 
@@ -212,7 +210,6 @@ class Lanes:
             lane.is_fenced = True
             return None
         self.progress.events += len(posted.results)
-        self.progress.entries += posted.entry_count
         self.progress.batches += 1
         return posted
 

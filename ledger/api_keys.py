@@ -91,15 +91,6 @@ async def find_keys(connection: Connection, key_ids: Sequence[str]) -> dict[str,
     }
 
 
-async def verify_token(connection: Connection, token: str) -> ApiKey | None:
-    """Return the key in force that a token belongs to, or None."""
-    parts = split_token(token)
-    if parts is None:
-        return None
-    key = (await find_keys(connection, [parts[0]])).get(parts[0])
-    return key if key is not None and is_secret_of(parts[1], key) else None
-
-
 async def create_key(
     connection: Connection,
     *,

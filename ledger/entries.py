@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ledger.meters import COLUMN_METERS, METERS, Quantities, input_tokens, output_tokens
+from ledger.meters import COLUMN_METERS, Quantities, input_tokens, output_tokens
 from ledger.money import amount_text
 from ledger.statements import DIMENSIONS, Kind, Statement
 
@@ -224,8 +224,3 @@ def standing(entry: Entry) -> Standing:
         cost_amount=entry.cost.amount,
         charge_amount=entry.charge.amount,
     )
-
-
-def unknown_meters(quantities: Quantities) -> list[str]:
-    """Return the names that are no meters of ours."""
-    return [name for name in quantities if name not in METERS]

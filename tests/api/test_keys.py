@@ -6,7 +6,9 @@ from hashlib import sha256
 
 import pytest
 
-from ledger.api_keys import create_key, is_secret_of, list_keys, revoke_key, split_token, verify_token
+from api.errors import Unauthenticated
+from api.keys import KeyRing
+from ledger.api_keys import ApiKey, create_key, find_keys, is_secret_of, list_keys, revoke_key, split_token
 from ledger.database import connect
 from ledger.errors import ActRefused, Unknown
 from tests.api.support import bearer, make_key, problem, revoke, site
@@ -25,14 +27,19 @@ async def test_a_key_is_kept_as_the_hash_of_its_secret(world: Ledger) -> None:
 async def test_a_token_is_verified_whole(world: Ledger) -> None:
     token = await make_key(world, source="gateway://beta")
     async with await connect(world.database.url_for("tallystick_api")) as connection:
-        key = await verify_token(connection, token)
-        assert key is not None
+
+        async def find(key_id: str) -> ApiKey | None:
+            return (await find_keys(connection, [key_id])).get(key_id)
+
+        ring = KeyRing(find, seconds=3.0)
+        key = await ring.identify(f"Bearer {token}")
         assert (key.tenant_id, key.source, key.may_read("t-beta"), key.may_read("t-alpha")) == (
             None, "gateway://beta", True, False,
         )  # fmt: skip
         changed = token[:-1] + ("0" if token[-1] != "0" else "1")
-        assert await verify_token(connection, changed) is None
-        assert await verify_token(connection, f"tsk_{'0' * 12}_{'0' * 64}") is None
+        for wrong in (changed, f"tsk_{'0' * 12}_{'0' * 64}", token[:-1], ""):
+            with pytest.raises(Unauthenticated):
+                await ring.identify(f"Bearer {wrong}")
         assert not is_secret_of("", key)
 
 
