@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.errors import BodyTooLarge, EmptyBody, UnsupportedMediaType
+from api.errors import BodyTooLarge, EmptyBody, Unavailable, UnsupportedMediaType
 from api.group_commit import Answer
 from api.schemas import EVENTS_OPERATION, EventResult, EventsReply
 from api.services import services_of
@@ -38,7 +38,11 @@ async def post_events(request: Request) -> Response:
         speaker=Speaker(key.tenant_id, key.source),
         is_lines=is_lines,
     )
-    answer = await services.commits.submit(message)
+    try:
+        answer = await services.commits.submit(message)
+    except Unavailable as refusal:
+        services.metrics.pushed_back.labels(refusal.code).inc()
+        raise
     return Response(_reply(answer, body, is_lines), media_type="application/json")
 
 

@@ -29,9 +29,9 @@ class Metrics:
         self.events = Counter(
             "tallystick_events", "Events answered, by what became of them.", ["outcome"], registry=self.registry
         )
-        self.refused = Counter(
+        self.pushed_back = Counter(
             "tallystick_requests_pushed_back",
-            "Requests with events that nothing was kept of, by problem.",
+            "Requests with events that were told to come again, by problem.",
             ["problem"],
             registry=self.registry,
         )
