@@ -1,6 +1,7 @@
 """Who takes part: tenants, sources, models. Read whole into memory as a snapshot of one version."""
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Final
@@ -151,10 +152,14 @@ class Calendar:
 
     def posting_period(self, tenant_id: str, occurred_at: int, recorded_at: int) -> date | None:
         """Return the first period, not before that of `occurred_at`, that still takes entries; None if there is none yet."""
-        for period in self.periods.get(tenant_id, ()):
-            if period.ends_at > occurred_at and not period.is_closed and period.grace_until > recorded_at:
-                return period.posting_period
-        return None
+        return first_period(self.taking(tenant_id, recorded_at), occurred_at)
+
+
+def first_period(taking: tuple[Sequence[int], Sequence[date]], occurred_at: int) -> date | None:
+    """Return the first of the periods that take entries which ends after an instant: `post` asks it for each entry."""
+    ends, names = taking
+    place = bisect_right(ends, occurred_at)
+    return names[place] if place < len(names) else None
 
 
 def local_date(tenant: Tenant, instant: int) -> date:

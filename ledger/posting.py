@@ -5,7 +5,6 @@ entries, whose triggers refuse closed periods and move budget windows by id.
 """
 
 import contextlib
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from ledger.meters import (
     output_tokens,
 )
 from ledger.money import EXACT
+from ledger.parties import first_period
 from ledger.price_book import RateSet, Selectors, Unpriced
 from ledger.pricing import amount_of, unpriced_meters
 from ledger.statements import (
@@ -684,9 +684,7 @@ class _Writing:
         taking = self.periods.get(tenant_id)
         if taking is None:
             taking = self.periods[tenant_id] = self.books.calendar.taking(tenant_id, self.recorded_at)
-        ends, names = taking
-        place = bisect_right(ends, occurred_at)
-        return names[place] if place < len(names) else None
+        return first_period(taking, occurred_at)
 
     def _write(self, entries: list[Entry], tails: list[str], period: date) -> int:
         first = self.batch_id * ROWS_PER_BATCH + self.ordinal
