@@ -98,6 +98,11 @@ def configured(settings: Settings) -> Addresses | None:
     return Addresses(owner.text if owner else None, url_for, passwords)
 
 
+def libpq_url(url: str) -> str:
+    """Return an address without SQLAlchemy's name of the driver."""
+    return url.replace("postgresql+psycopg://", "postgresql://", 1)
+
+
 @dataclass(frozen=True)
 class _Url:
     """A Postgres URL in parts that we look at; the rest stays as it was written."""

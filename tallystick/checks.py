@@ -19,6 +19,8 @@ from typing import Any, Final, Literal
 import psycopg
 from psycopg.rows import dict_row
 
+from tallystick.addresses import libpq_url
+
 Severity = Literal["fail", "warn"]
 Row = dict[str, Any]
 
@@ -120,7 +122,7 @@ def run_checks(
     """
     library = _library()
     limits = thresholds or Thresholds()
-    address = url.replace("postgresql+psycopg://", "postgresql://", 1)
+    address = libpq_url(url)
     try:
         connection = psycopg.connect(address, autocommit=True, connect_timeout=10, row_factory=dict_row)
     except psycopg.OperationalError as error:

@@ -19,6 +19,8 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from tallystick.addresses import libpq_url
+
 PROJECT: Final = Path(__file__).parent.parent / "dbt"
 _LOCK: Final = 7_411_002
 # dbt reads its connection from the environment of the process, which all threads share.
@@ -138,11 +140,6 @@ def _runner() -> Any:
     from dbt.cli.main import dbtRunner
 
     return dbtRunner()
-
-
-def libpq_url(url: str) -> str:
-    """Return an address without SQLAlchemy's name of the driver."""
-    return url.replace("postgresql+psycopg://", "postgresql://", 1)
 
 
 @contextmanager

@@ -61,8 +61,7 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
     async def heads() -> str | None:
         from tallystick.verify import publish_heads
 
-        file = settings.heads_file or settings.home / "heads.jsonl"
-        moved = await _in_thread(lambda: publish_heads(found.url_for(OPERATOR), file), "heads")
+        moved = await _in_thread(lambda: publish_heads(found.url_for(OPERATOR), settings.published_heads), "heads")
         return f"{len(moved)} published" if moved else None
 
     return (

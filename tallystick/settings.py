@@ -70,6 +70,11 @@ class Settings(BaseSettings):
     )
     failpoints: str = Field(default="", description="For crash tests: place=die@n,...")
 
+    @property
+    def published_heads(self) -> Path:
+        """The file that heads are published to."""
+        return self.heads_file or self.home / "heads.jsonl"
+
 
 def child_environment(**values: str) -> dict[str, str]:
     """Return our environment for a child process, with settings of ours in it: `kafka="..."` becomes TALLYSTICK_KAFKA."""

@@ -14,7 +14,8 @@ from typing import Final, Self
 
 import psycopg
 
-from migrations.run import ROLES, migrate
+from migrations.run import migrate
+from tallystick.addresses import ANALYST, API, OPERATOR, ROLLUP, WRITER
 from tallystick.embedded import EmbeddedBroker, EmbeddedPostgres, free_port
 from tallystick.processes import Children
 from tallystick.settings import Settings, child_environment
@@ -116,8 +117,7 @@ class Stack:
             api_port=str(port),
             **{
                 f"{role.removeprefix('tallystick_')}_url": self.url_for(role)
-                for role in ROLES
-                if role != "tallystick_reader"
+                for role in (WRITER, API, OPERATOR, ANALYST, ROLLUP)
             },
         )
         names = ["worker", "api", *(["scheduler"] if self._with_scheduler else [])]

@@ -21,6 +21,7 @@ import psycopg
 from ledger import chain
 from ledger.entries import COLUMNS
 from ledger.posting import ROWS_PER_BATCH
+from tallystick.addresses import libpq_url
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -110,7 +111,7 @@ def verify(url: str, *, heads: Path | None = None, on_part: Callable[[str], None
 def _connect(url: str) -> Connection:
     # The settings that decide how Postgres prints a row, which is what the digests cover.
     return psycopg.connect(
-        url.replace("postgresql+psycopg://", "postgresql://", 1),
+        libpq_url(url),
         autocommit=True,
         client_encoding="UTF8",
         options="-c timezone=UTC -c datestyle=ISO -c intervalstyle=iso_8601",

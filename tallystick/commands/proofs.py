@@ -1,7 +1,7 @@
 """Commands that roll up, check and describe what is there."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from tallystick.commands.common import (
     say,
     settings,
 )
-
-if TYPE_CHECKING:
-    from tallystick.settings import Settings
 
 events = group("The usage event contract.")
 heads = group("Chain heads: published where the database's administrator cannot write.")
@@ -95,7 +92,7 @@ def verify(
     from tallystick.addresses import OPERATOR, addresses
 
     options = settings()
-    default = heads_file(options)
+    default = options.published_heads
     # The standing file is there once heads have been published; one that is named must be there.
     file = published or (default if default.exists() else None)
     with addresses(options) as found:
@@ -117,11 +114,6 @@ def verify(
         say(f"everything holds, proved in {proof.seconds:.1f} s")
 
 
-def heads_file(options: "Settings") -> Path:
-    """Return where heads are published."""
-    return options.heads_file or options.home / "heads.jsonl"
-
-
 @heads.command("publish")
 def publish_heads(format: FormatOption = Format.table) -> None:
     """Append the heads that moved to the file, which the scheduler does every minute."""
@@ -130,11 +122,11 @@ def publish_heads(format: FormatOption = Format.table) -> None:
 
     options = settings()
     with addresses(options) as found:
-        moved = publish(found.url_for(OPERATOR), heads_file(options))
+        moved = publish(found.url_for(OPERATOR), options.published_heads)
     if format is Format.json:
         print_json(moved)
     else:
-        say(f"{len(moved)} heads published to {heads_file(options)}")
+        say(f"{len(moved)} heads published to {options.published_heads}")
 
 
 @events.command("schema")
