@@ -43,6 +43,16 @@ class LogChanged(LedgerError):
         super().__init__(f"feed {feed} is posted up to {expected}, but the log now ends at {end}: it is another log")
 
 
+class BatchRefused(LedgerError):
+    """The database refuses a batch, and no single event explains it: a person must look."""
+
+    def __init__(self, feed: str, error: psycopg.Error) -> None:
+        self.feed, self.sqlstate = feed, error.sqlstate
+        # The details of an error quote rows, which no log may hold.
+        why = error.diag.message_primary or type(error).__name__
+        super().__init__(f"feed {feed}: the database refuses a batch: {error.sqlstate or 'no SQLSTATE'} {why}")
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """A Kafka message, with the seek under which it was read."""
@@ -209,6 +219,8 @@ class Lanes:
             log.warning("%s", fenced)
             lane.is_fenced = True
             return None
+        except psycopg.Error as error:
+            raise BatchRefused(lane.intake.held.name, error) from None
         self.progress.events += len(posted.results)
         self.progress.batches += 1
         return posted

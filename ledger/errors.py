@@ -7,6 +7,7 @@ LedgerError
 ├── StaleBooks              parties, prices or periods changed since the batch was made
 ├── CommitUnknown           (ledger.posting) the connection broke while committing
 ├── LogChanged              (ingest.lanes) a partition ends before what was posted of it
+├── BatchRefused            (ingest.lanes) the database refuses a batch, and no single event explains it
 └── ActRefused              a command asks for what the rules forbid
     ├── Unknown             a command names what is not there
     ├── AlreadyThere        a command adds what is there
