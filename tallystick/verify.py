@@ -59,7 +59,7 @@ class Failure:
     """One thing that does not hold."""
 
     part: str
-    """chain, batches, keys, requests, budgets, totals, lines, marts or heads."""
+    """chain, batches, keys, requests, budgets, excess, totals, lines, marts or heads."""
     text: str
 
 
@@ -94,7 +94,7 @@ def verify(url: str, *, heads: Path | None = None, on_part: Callable[[str], None
         told("chain")
         failures += _named("chain", _broken_chain(connection))
         failures += _named("chain", _broken_digests(connection))
-        for part in ("batches", "keys", "requests", "budgets", "totals", "lines"):
+        for part in ("batches", "keys", "requests", "budgets", "excess", "totals", "lines"):
             told(part)
             failures += _broken(connection, part, (PROOFS / f"{part}.sql").read_text())
         told("marts")

@@ -1,4 +1,4 @@
--- Every window of every budget equals the fold of the ledger by the rule that the trigger uses, both ways.
+-- Every window of every budget in force equals the fold of the ledger by the rule that the trigger uses, both ways.
 with folded as (
     select f.*
     from quotas.budgets as b

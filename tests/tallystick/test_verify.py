@@ -9,6 +9,7 @@ import pytest
 
 from tallystick.verify import Proof, publish_heads, verify
 from tests.factories import NODE, make_event
+from tests.quotas.support import set_budget
 from tests.support.databases import Database
 from tests.support.ledger import Ledger
 
@@ -72,7 +73,7 @@ async def test_what_is_posted_while_the_proof_runs_does_not_disturb_it(ledger: L
     assert proved.ok, proved.failures
     # The first statement, after the first word, takes the snapshot.
     assert proved.checked["batches"] == 4
-    assert verify(url).checked["batches"] == 3 + 8
+    assert verify(url).checked["batches"] == 3 + 9
 
 
 FIRST = "(select min(entry_id) from ledger.entries)"
@@ -194,6 +195,18 @@ async def test_a_change_by_somebody_who_may_do_anything_is_named(ledger: Ledger,
     assert found.keys() == expected.keys(), found
     for part, words in expected.items():
         assert words in found[part]
+
+
+async def test_causes_that_do_not_sum_to_the_excess_are_named(ledger: Ledger) -> None:
+    """A budget of nothing is above its limit by all that was spent; half of what says so is taken away."""
+    ledger.superuser.execute("set session_replication_role = origin")
+    await set_budget(ledger, now="2026-01-20T00:00:00Z", limit="0.0001")
+    assert proof(ledger).ok
+    ledger.superuser.execute("set session_replication_role = replica")
+    ledger.superuser.execute("update quotas.excess set change = change / 2 where budget_id = 'b'")
+    assert parts(ledger) == {
+        "excess": "budget b, window of 2026-01-01: is 0.00046 above its limit, the noted causes sum to 0.00023"
+    }
 
 
 async def test_many_failures_are_counted_not_listed(ledger: Ledger) -> None:

@@ -1,0 +1,33 @@
+-- The causes sum to the excess: what the notes of a window say of how far it is above its hard limit, and how far it is.
+with noted as (
+    select
+        budget_id,
+        group_key,
+        window_start,
+        sum(change) as amount
+    from quotas.excess
+    group by budget_id, group_key, window_start
+),
+
+found as (
+    select
+        w.budget_id,
+        w.group_key,
+        w.window_start,
+        case
+            when b.hardness = 'hard' and b.limit_amount is not null then greatest(w.posted + w.held - b.limit_amount, 0)
+            else 0
+        end as amount
+    from quotas.windows as w
+    join quotas.budgets as b on b.budget_id = w.budget_id
+)
+
+select
+    format(
+        'budget %s%s, window of %s: is %s above its limit, the noted causes sum to %s',
+        budget_id, case when group_key <> '' then ' ' || group_key end, window_start,
+        trim_scale(coalesce(f.amount, 0)), trim_scale(coalesce(n.amount, 0))
+    ) as failure
+from found as f
+full join noted as n using (budget_id, group_key, window_start)
+where coalesce(f.amount, 0) <> coalesce(n.amount, 0)
