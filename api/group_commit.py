@@ -36,6 +36,7 @@ log = logging.getLogger("tallystick.api")
 
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 _FENCED: Final = "another process runs under this replica's name"
+_FAILED: Final = "commits have ended after a fault; only a restart begins them again"
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ class GroupCommit:
         self._opened = asyncio.Event()
         self._is_closing = False
         self._is_fenced = False
+        self._is_failed = False
         self._commit_began: float | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -114,6 +116,8 @@ class GroupCommit:
             raise ReplicaFenced(_FENCED)
         if self._is_closing:
             raise Closing("this replica is closing")
+        if self._is_failed:
+            raise Closing(_FAILED)
         if self._intake is None:
             raise DatabaseAway("the ledger has not been reached yet")
         return self._intake
@@ -129,6 +133,8 @@ class GroupCommit:
             return _FENCED
         if self._is_closing:
             return "closing"
+        if self._is_failed:
+            return _FAILED
         if self._intake is None:
             return "the feed is not claimed yet"
         if self._events >= self._config.queue_events_max or self._bytes >= self._config.queue_bytes_max:
@@ -150,6 +156,7 @@ class GroupCommit:
     async def start(self, wait_seconds: float) -> None:
         """Begin, and wait a moment for the feed; if the database is away, go on trying behind the answers."""
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_seconds):
                 await self._opened.wait()
@@ -161,10 +168,17 @@ class GroupCommit:
         if self._task is not None:
             if self._intake is None:
                 self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            # What else it may have ended with has been logged.
+            await asyncio.wait([self._task])
         if self._intake is not None:
             await self._intake.close()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        # A fault of ours outside a commit: without this everybody would wait for their deadline, and nobody would know.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("commits have ended: %s", where(error))
+            self._is_failed = True
+            self._fail_all(Closing(_FAILED))
 
     async def _run(self) -> None:
         intake = await self._open()

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from api.group_commit import GroupCommit
 from ingest.intake import Intake
 from ledger import failpoints
 from ledger.database import CALENDAR_LOCK
@@ -76,6 +77,20 @@ async def test_a_full_queue_pushes_back_and_drops_nothing(world: Ledger) -> None
         await asyncio.gather(*tasks)
         assert await here.metric('tallystick_requests_pushed_back_total{problem="queue-full"}') == refused >= 8
     assert world.total() == 48 * PRICE
+
+
+async def test_a_fault_outside_a_commit_is_told_at_once_and_makes_the_replica_unready(
+    world: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise KeyError("a fault of ours")
+
+    token = await make_key(world, source=GATEWAY)
+    monkeypatch.setattr(GroupCommit, "_take", fail)
+    async with site(world, deadline_seconds=60) as here:
+        for _ in range(2):
+            assert problem(await here.send(make_event(), token=token)) == "closing"
+        assert "restart" in (await here.client.get("/readyz")).json()["checks"]["events"]
 
 
 async def test_a_database_that_comes_back_in_time_is_waited_for(world: Ledger) -> None:
