@@ -227,7 +227,7 @@ async def _changes(
 async def _standing(connection: Connection, rows: Iterable[_Row]) -> dict[int, list[Standing]]:
     wanted = [(row.posting_period, row.first_entry_id, row.entry_count) for row in rows]
     groups: dict[int, list[Standing]] = {first_id: [] for _, first_id, _ in wanted}
-    async for first_id, _, group in standing_rows(connection, wanted):
+    async for first_id, _, _, group in standing_rows(connection, wanted):
         groups[first_id].append(group)
     return {first_id: fold(listed) for first_id, listed in groups.items()}
 

@@ -128,6 +128,9 @@ class Known:
     occurred_at: int
     rank: Rank
     stands: Sequence[Standing]
+    parts: Sequence[Standing] | None = None
+    """The rows of its first statement, each a part of the call, where nothing but prices was corrected since; else None:
+    what stands has parts of one grain in one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,7 +477,8 @@ class _Request(msgspec.Struct, gc=False):
     stands: list[Standing] | None = None
     """None until somebody needs it."""
     last_entry_id: int = 0
-    """Known where what stands was read."""
+    """Known where what stands was read, and so are its parts."""
+    parts: list[Standing] | None = None
     is_changed: bool = False
 
 
@@ -633,6 +637,7 @@ class _Writing:
             request.occurred_at,
             request.rank,
             request.stands,
+            request.parts,
         )
         entries = item.rows_for(self.books, known, self.missing)
         if not entries:
@@ -898,9 +903,16 @@ async def _read_stands(connection: Connection, requests: dict[int, _Request]) ->
     """Read what stands for requests, by the ids of their first rows."""
     groups: dict[int, list[Standing]] = {entry_id: [] for entry_id in requests}
     wanted = [(request.posting_period, request.entry_id, request.entry_count) for request in requests.values()]
-    async for first_entry_id, entry_id, group in standing_rows(connection, wanted):
+    for request in requests.values():
+        request.parts = []
+    async for first_entry_id, entry_id, kind, group in standing_rows(connection, wanted):
         groups[first_entry_id].append(group)
-        requests[first_entry_id].last_entry_id = max(requests[first_entry_id].last_entry_id, entry_id)
+        request = requests[first_entry_id]
+        request.last_entry_id = max(request.last_entry_id, entry_id)
+        if kind not in ("usage", "fee", "adjustment"):
+            request.parts = None
+        elif kind != "adjustment" and request.parts is not None:
+            request.parts.append(group)
     for entry_id, request in requests.items():
         request.stands = fold(groups[entry_id])
 
@@ -927,6 +939,7 @@ async def read_known(connection: Connection, request_keys: Sequence[str]) -> lis
             request.occurred_at,
             request.rank,
             request.stands or [],
+            request.parts,
         )
         for entry_id, request in requests.items()
     ]
@@ -958,7 +971,7 @@ rows as (
     ) as e
 )
 select
-    first_id, entry_id, {", ".join(DIMENSIONS)}, local_date, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
+    first_id, entry_id, kind, {", ".join(DIMENSIONS)}, local_date, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
     charge_currency, charge_rate_set_id, usage_flags, unpriced_meters, request_count, {", ".join(COLUMN_METERS)},
     other_quantities, avoided_tokens, cost_amount, charge_amount
 from rows
@@ -967,8 +980,8 @@ from rows
 
 async def standing_rows(
     connection: Connection, wanted: Sequence[tuple[date, int, int]]
-) -> AsyncIterator[tuple[int, int, Standing]]:
-    """Yield rows of requests as (first entry id, entry id, group to fold), asked for by period, first id and row count."""
+) -> AsyncIterator[tuple[int, int, Kind, Standing]]:
+    """Yield rows of requests as (first entry id, entry id, kind, group to fold), asked for by period, first id and row count."""
     cursor = await connection.execute(
         STANDING,
         {
@@ -978,7 +991,7 @@ async def standing_rows(
         },
     )
     width = len(DIMENSIONS)
-    for first_id, entry_id, *values in await cursor.fetchall():
+    for first_id, entry_id, kind, *values in await cursor.fetchall():
         dimensions, rest = tuple(values[:width]), values[width:]
         day, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set = rest[:8]
         flags, unpriced, request_count, *counts = rest[8:]
@@ -991,6 +1004,7 @@ async def standing_rows(
         yield (
             first_id,
             entry_id,
+            kind,
             Standing(
                 grain=(
                     dimensions, day, subject_id, tags, attempt, cost_currency, cost_set, charge_currency, charge_set,

@@ -11,7 +11,7 @@ Sums are of Python's decimals and not of a frame's, which end at 38 digits; exac
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -31,7 +31,7 @@ from ledger.keys import digest_uuid, key
 from ledger.meters import OPERATIONS, input_tokens
 from ledger.money import EXACT
 from ledger.posting import Batch, Correction, Known, Missing, amounts_of, fee_set_of, post, rate_set_id, read_known
-from ledger.price_book import Selectors
+from ledger.price_book import Body, Selectors, Variant
 from ledger.statements import DIMENSIONS, Part, Statement
 from ledger.times import from_micros
 from ledger.true_ups import true_up
@@ -72,13 +72,18 @@ class Scope:
 
 
 class Group(NamedTuple):
-    """One combination of non-numbers that stands, and what it should be: the same, or with other amounts."""
+    """What stands of a request under one combination of everything but prices, and what it should be."""
 
-    standing: Standing
-    entry: Entry
+    stands: Sequence[Standing]
+    entries: Sequence[Entry]
+    """The same where it is not changed, or cannot be."""
     is_changed: bool
     is_unclear: bool
-    """Several parts of one grain whose inputs nobody can tell apart any more, and a new price that depends on them."""
+    """Parts in one group whose inputs nobody can tell apart any more, and a new price that depends on them."""
+
+
+Origins = Mapping[int, tuple[str, str | None]]
+"""Rate set id to (hash of its card, the band that it resolves): what a price was chosen by."""
 
 
 class Grain(NamedTuple):
@@ -97,8 +102,11 @@ class Grain(NamedTuple):
     unpriced: tuple[str, ...]
 
 
-def groups_of(books: Books, known: Known, missing: Missing) -> list[Group]:
-    """Return what stands for a request, each group with what it should be by these books at the request's instant."""
+def groups_of(books: Books, known: Known, missing: Missing, origins: Origins) -> list[Group]:
+    """Return what stands for a request, each group with what it should be by these books at the request's instant.
+
+    Where the parts of the call are known, each is priced by itself: the length of its own input chooses its band.
+    """
     header = Statement(
         event_key="",
         content_hash="",
@@ -110,39 +118,67 @@ def groups_of(books: Books, known: Known, missing: Missing) -> list[Group]:
         status="",
         is_final=len(known.rank) > 2 and bool(known.rank[2]),
     )
-    parts = [_part(books, Grain(*group.grain), group) for group in known.stands]
+    said = known.stands if known.parts is None else known.parts
+    parts = [_part(books, Grain(*each.grain), each) for each in said]
+    stands: dict[tuple[Any, ...], list[Standing]] = {}
+    for each in known.stands:
+        stands.setdefault(_place(Grain(*each.grain)), []).append(each)
+    should: dict[tuple[Any, ...], list[Entry]] = {place: [] for place in stands}
+    unclear = set()
+    for each, part in zip(said, parts, strict=True):
+        place = _place(Grain(*each.grain))
+        priced = _priced(books, _entry(header, known, each), part, parts, missing)
+        should.setdefault(place, []).append(priced)
+        if known.parts is None and _may_be_several(books, priced, part, Grain(*each.grain), origins):
+            unclear.add(place)
     groups = []
-    for group, part in zip(known.stands, parts, strict=True):
-        found = Grain(*group.grain)
-        cost = Money(group.cost_amount, found.cost_currency, found.cost_rate_set_id)
-        charge = Money(group.charge_amount, found.charge_currency, found.charge_rate_set_id)
-        entry = Entry(
-            statement=header,
-            kind="adjustment",
-            entry_no=0,
-            occurred_at=known.occurred_at,
-            local_date=found.local_date,
-            dimensions=found.dimensions,
-            subject_id=found.subject_id,
-            request_count=group.request_count,
-            quantities=group.quantities,
-            cost=cost,
-            charge=charge,
-            flags=found.flags,
-            unpriced=found.unpriced,
-            avoided_tokens=group.avoided_tokens,
-            tags=found.tags,
-            attempt=found.attempt,
-        )
-        should = _priced(books, entry, part, parts, missing)
-        is_changed = _differs(should.cost, cost) or _differs(should.charge, charge)
-        is_unclear = is_changed and _is_unclear(books, known, should, part)
-        groups.append(Group(group, should if is_changed and not is_unclear else entry, is_changed, is_unclear))
+    for place, entries in should.items():
+        old = stands.get(place, [])
+        was = [_entry(header, known, each) for each in old]
+        is_changed = _amounts(was) != _amounts(entries)
+        is_kept = not is_changed or place in unclear
+        groups.append(Group(old, was if is_kept else entries, is_changed, is_changed and place in unclear))
     return groups
 
 
-def _differs(one: Money, other: Money) -> bool:
-    return one.amount != other.amount or (one.amount is not None and one.currency != other.currency)
+def _entry(header: Statement, known: Known, each: Standing) -> Entry:
+    found = Grain(*each.grain)
+    return Entry(
+        statement=header,
+        kind="adjustment",
+        entry_no=0,
+        occurred_at=known.occurred_at,
+        local_date=found.local_date,
+        dimensions=found.dimensions,
+        subject_id=found.subject_id,
+        request_count=each.request_count,
+        quantities=each.quantities,
+        cost=Money(each.cost_amount, found.cost_currency, found.cost_rate_set_id),
+        charge=Money(each.charge_amount, found.charge_currency, found.charge_rate_set_id),
+        flags=found.flags,
+        unpriced=found.unpriced,
+        avoided_tokens=each.avoided_tokens,
+        tags=found.tags,
+        attempt=found.attempt,
+    )
+
+
+def _place(found: Grain) -> tuple[Any, ...]:
+    """Return a grain without what a price may change: rate sets, currencies, reasons, and a name that nobody had."""
+    dimensions = (*found.dimensions[:_MODEL], *found.dimensions[_MODEL + 1 :])
+    return (dimensions, found.local_date, found.subject_id, found.tags, found.attempt, found.flags)
+
+
+def _amounts(entries: Sequence[Entry]) -> list[tuple[dict[str | None, Decimal], bool]]:
+    """Return, for each book, the sums by currency and whether anything has no amount."""
+    found = []
+    for moneys in ([entry.cost for entry in entries], [entry.charge for entry in entries]):
+        sums: dict[str | None, Decimal] = {}
+        for money in moneys:
+            if money.amount is not None:
+                sums[money.currency] = EXACT.add(sums.get(money.currency, Decimal(0)), money.amount)
+        found.append((sums, any(money.amount is None for money in moneys)))
+    return found
 
 
 def _part(books: Books, found: Grain, group: Standing) -> Part:
@@ -191,10 +227,23 @@ def _fee(books: Books, entry: Entry, currency: str, missing: Missing) -> Entry:
     return msgspec.structs.replace(entry, charge=amount)
 
 
-def _is_unclear(books: Books, known: Known, entry: Entry, part: Part) -> bool:
-    """Say whether a group may be several parts whose new price depends on the input of each."""
-    quantities = part.quantities
-    if quantities is None or known.entry_count <= len(known.stands):
+def _may_be_several(books: Books, entry: Entry, part: Part, found: Grain, origins: Origins) -> bool:
+    """Say whether a group may be several parts, whose price now depends on the input of each.
+
+    One part alone stands in the band of its own input: where the price that stands was chosen by another, there are more.
+    """
+    if part.quantities is None:
+        return False
+    tokens = input_tokens(part.quantities)
+    for priced_by in (found.cost_rate_set_id, found.charge_rate_set_id):
+        card_hash, band = origins.get(priced_by or 0, ("", None))
+        card = books.prices.cards.get(card_hash)
+        layers: list[Body | Variant] = [] if card is None else [card.body, *card.body.variants]
+        reached = [each for layer in layers for each in layer.bands if each.starts_at <= tokens]
+        highest = max(reached, key=lambda each: each.starts_at, default=None)
+        if card is not None and band != (None if highest is None else f"{highest.operator}{highest.input_tokens}"):
+            break
+    else:
         return False
     tenant_id, dimensions = entry.dimensions[0] or "", entry.dimensions
 
@@ -213,32 +262,40 @@ def _is_unclear(books: Books, known: Known, entry: Entry, part: Part) -> bool:
         )
         return [books.prices.rate_set(book, asked) for book in BOOKS]
 
-    return sets(1) != sets(input_tokens(quantities))
+    return sets(1) != sets(tokens)
 
 
-def rows_for(books: Books, known: Known, missing: Missing, *, run: str, reason: str, actor: str) -> list[Entry]:
+def rows_for(
+    books: Books, known: Known, missing: Missing, *, origins: Origins, run: str, reason: str, actor: str
+) -> list[Entry]:
     """Return the rows that take a request from what stands to what it should be; none where nothing changes.
 
     Their key is over the request and its newest row: each state of a request is left once.
     """
-    groups = groups_of(books, known, missing)
+    groups = groups_of(books, known, missing, origins)
     if not any(group.is_changed and not group.is_unclear for group in groups):
         return []
-    sent_tenant_id = groups[0].entry.dimensions[_SENT_TENANT] or ""
+    entries = [entry for group in groups for entry in group.entries]
+    sent_tenant_id = entries[0].dimensions[_SENT_TENANT] or ""
     event_key = key(REPRICING, sent_tenant_id, known.request_key, str(known.last_entry_id))
     better = []
-    for group in groups:
-        dimensions = group.entry.dimensions
+    for entry in entries:
         statement = msgspec.structs.replace(
-            group.entry.statement,
+            entry.statement,
             event_key=event_key,
             content_hash=digest_uuid(f"repricing {run} {event_key}".encode()),
-            dimensions=dimensions,
-            status=dimensions[_STATUS] or "",
+            dimensions=entry.dimensions,
+            status=entry.dimensions[_STATUS] or "",
         )
-        better.append(msgspec.structs.replace(group.entry, statement=statement, reason=reason, actor=actor))
+        better.append(msgspec.structs.replace(entry, statement=statement, reason=reason, actor=actor))
     rows = true_up(known.stands, better, known.entry_id, "adjustment")
     return [msgspec.structs.replace(row, reported={"run": run}) for row in rows]
+
+
+async def load_origins(connection: Connection) -> Origins:
+    """Read what each rate set was chosen by."""
+    cursor = await connection.execute("select rate_set_id, card_hash::text, selectors ->> 'band' from ledger.rate_sets")
+    return {row[0]: (row[1], row[2]) async for row in cursor}
 
 
 # --- Which requests ---------------------------------------------------------------------------------------------------
@@ -341,15 +398,16 @@ class Preview:
 async def preview(connection: Connection, scope: Scope, books: Books | None = None) -> Preview:
     """Say what a repricing would do, without a lock and without writing anything."""
     books = books or await load_books(connection)
+    origins = await load_origins(connection)
     found = Preview()
     effects: dict[tuple[str, Book, str | None, date], Effect] = {}
     async for request_keys in _chunks(connection, scope):
         for known in await read_known(connection, request_keys):
             found.looked_at += 1
-            groups = groups_of(books, known, Missing())
+            groups = groups_of(books, known, Missing(), origins)
             if any(group.is_unclear for group in groups):
                 found.unclear.append(known.request_key)
-            rows = rows_for(books, known, Missing(), run="", reason="", actor="")
+            rows = rows_for(books, known, Missing(), origins=origins, run="", reason="", actor="")
             if not rows:
                 continue
             found.requests += 1
@@ -369,26 +427,32 @@ def _add_effect(
     effects: dict[tuple[str, Book, str | None, date], Effect], group: Group
 ) -> Iterator[tuple[str, Book, str | None, date]]:
     """Add what a group loses and gets, by book; yield the places that were touched."""
-    grain, entry = Grain(*group.standing.grain), group.entry
-    sides: tuple[tuple[Book, Money, Money], ...] = (
-        ("cost", Money(group.standing.cost_amount, grain.cost_currency, None), entry.cost),
-        ("charge", Money(group.standing.charge_amount, grain.charge_currency, None), entry.charge),
-    )
-    for book, old, new in sides:
-        if not _differs(old, new):
-            continue
-        for money, is_new in ((old, False), (new, True)):
-            if money.amount is None and (new if not is_new else old).currency != money.currency:
-                continue
-            place = (entry.dimensions[0] or "", book, money.currency, entry.local_date.replace(day=1))
-            effect = effects.setdefault(place, Effect(*place))
-            if is_new:
-                effect.after = EXACT.add(effect.after, money.amount or Decimal(0))
-                effect.priced += old.amount is None and money.amount is not None
-            else:
-                effect.before = EXACT.add(effect.before, money.amount or Decimal(0))
-                effect.unpriced += new.amount is None and money.amount is not None
-            yield place
+    first = group.entries[0]
+    month = first.local_date.replace(day=1)
+    for number, book in enumerate(BOOKS):
+        old: list[tuple[Decimal | None, str | None]] = []
+        for each in group.stands:
+            grain = Grain(*each.grain)
+            amounts = ((each.cost_amount, grain.cost_currency), (each.charge_amount, grain.charge_currency))
+            old.append(amounts[number])
+        new = [(money.amount, money.currency) for money in ((e.cost, e.charge)[number] for e in group.entries)]
+        had, has = (any(amount is None for amount, _ in side) for side in (old, new))
+        touched = set()
+        for side, is_new in ((old, False), (new, True)):
+            for amount, currency in side:
+                if amount is None:
+                    continue
+                place = (first.dimensions[0] or "", book, currency, month)
+                effect = effects.setdefault(place, Effect(*place))
+                if is_new:
+                    effect.after = EXACT.add(effect.after, amount)
+                else:
+                    effect.before = EXACT.add(effect.before, amount)
+                touched.add(place)
+        for place in touched:
+            effects[place].priced += had and not has
+            effects[place].unpriced += has and not had
+        yield from touched
 
 
 # --- Doing it ---------------------------------------------------------------------------------------------------------
@@ -427,14 +491,15 @@ async def reprice(
     done = Repriced(run=f"act {row[0]}")
     books = await load_books(writer)
     held = await claim(writer, "commands", FEED)
-    rows = partial(rows_for, run=done.run, reason=reason, actor=actor)
+    origins = await load_origins(writer)
+    rows = partial(rows_for, origins=origins, run=done.run, reason=reason, actor=actor)
     async for request_keys in _chunks(writer, scope):
         done.looked_at += len(request_keys)
         tries = 0
         while True:
             tries += 1
             try:
-                changed, missing = await _changed(writer, books, request_keys)
+                changed, missing = await _changed(writer, books, request_keys, origins)
                 if not changed:
                     break
                 if missing:
@@ -456,13 +521,15 @@ async def reprice(
     return done
 
 
-async def _changed(connection: Connection, books: Books, request_keys: Sequence[str]) -> tuple[list[str], Missing]:
+async def _changed(
+    connection: Connection, books: Books, request_keys: Sequence[str], origins: Origins
+) -> tuple[list[str], Missing]:
     """Return which requests would change, so that the others are not locked; and what their prices need ids for."""
     missing = Missing()
     changed = [
         known.request_key
         for known in await read_known(connection, request_keys)
-        if any(group.is_changed and not group.is_unclear for group in groups_of(books, known, missing))
+        if any(group.is_changed and not group.is_unclear for group in groups_of(books, known, missing, origins))
     ]
     return changed, missing
 

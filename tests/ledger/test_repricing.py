@@ -378,7 +378,8 @@ def test_any_way_there_and_back_nets_to_zero_and_each_step_stands_at_its_price(
 
     def corrected(cards: list[Card]) -> list[Entry]:
         return with_ids(
-            cards, lambda here, missing: rows_for(here, known(stands), missing, run="r", reason="", actor="")
+            cards,
+            lambda here, missing: rows_for(here, known(stands), missing, origins={}, run="r", reason="", actor=""),
         )
 
     for number in range(2, len(chain) + 1):
@@ -427,3 +428,77 @@ async def test_many_corrections_of_chance_and_the_way_back_net_to_zero(
     assert ledger.value("select sum(charge_amount) from ledger.entries where kind = 'adjustment'") == 0
     assert len(await read_cards(operator, model="m-deep")) == 5
     assert proof(ledger) == []
+
+
+BANDED = {"bands": (band(">", 200_000, input="6.00", output="22.50"),)}
+
+
+def answer_of_two_calls(**others: Any) -> dict[str, Any]:
+    """Two calls of 150,000 tokens inside one answer: each is below a threshold that their sum is above."""
+    inner = {"type": "message", "input_tokens": 150_000, "output_tokens": 0}
+    usage = {"input_tokens": 300_000, "output_tokens": 0, "iterations": [inner, inner]}
+    said = {
+        "provider": "anthropic",
+        "flavour": "anthropic.messages",
+        "model": "m-add",
+        "requested_model": "m-add",
+        "usage": usage,
+    }
+    return make_event("e", **{**said, **others})
+
+
+async def two_calls(ledger: Ledger) -> list[Card]:
+    """A card with a cliff, and what it is restated as: twice the price, and back."""
+    first = make_card(per_million(input="3.00", output="15.00"), model="m-add", provider="anthropic", **BANDED)
+    twice = (band(">", 200_000, input="12.00", output="45.00"),)
+    second = make_card(
+        per_million(input="6.00", output="30.00"),
+        model="m-add",
+        provider="anthropic",
+        bands=twice,
+        replaces=first.content_hash,
+    )
+    third = make_card(
+        per_million(input="3.00", output="15.00"),
+        model="m-add",
+        provider="anthropic",
+        **BANDED,
+        replaces=second.content_hash,
+    )
+    ledger.add_model("m-add", provider="anthropic")
+    await ledger.add_card(first)
+    return [second, third]
+
+
+async def test_each_call_inside_an_answer_is_repriced_in_its_own_band_there_and_back(
+    ledger: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """2 x 150,000 x 3 per million = 0.9, corrected to 1.8, and back."""
+    corrections = await two_calls(ledger)
+    await ledger.post(answer_of_two_calls())
+    found = await preview(operator, EVERYTHING)
+    assert (found.requests, found.unclear) == (0, [])
+    totals = [ledger.total("cost")]
+    for card in corrections:
+        await ledger.add_card(card)
+        await run(operator, writer)
+        totals.append(ledger.total("cost"))
+    assert totals == [Decimal("0.9"), Decimal("1.8"), Decimal("0.9")]
+    assert proof(ledger) == []
+
+
+async def test_parts_that_cannot_be_told_apart_any_more_are_left_and_listed(
+    ledger: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """A better report came, whose two calls share a grain: their sum would be in a band that neither of them is in."""
+    corrections = await two_calls(ledger)
+    node = {"input_tokens": 5, "output_tokens": 0}
+    await ledger.post(answer_of_two_calls(id="n", source=NODE, usage=node, request_id="req-e"))
+    await ledger.post(answer_of_two_calls(request_id="req-e"))
+    assert ledger.total("cost") == Decimal("0.9")
+    assert (await run(operator, writer)).entries == 0
+    await ledger.add_card(corrections[0])
+    found = await preview(operator, EVERYTHING)
+    assert (found.requests, len(found.unclear)) == (0, 1)
+    assert (await run(operator, writer)).entries == 0
+    assert ledger.total("cost") == Decimal("0.9")
