@@ -103,7 +103,7 @@ def demo(settings: Settings, console: Console) -> None:
             )
             checks = _timed(bars, "checking what arrived", lambda: run_checks(stack.url_for("tallystick_analyst")))
             proof = _timed(bars, "proving that all stores agree", lambda: verify(stack.url_for("tallystick_operator")))
-            budgets = _ask_api(stack.addresses.api, token, plan)
+            budgets = _ask_api(stack.endpoints.api, token, plan)
             with psycopg.connect(stack.url_for("tallystick_operator"), autocommit=True) as connection:
                 summary = _summary(connection, sent, seconds)
                 tables = [*_costs(connection)]
@@ -190,8 +190,8 @@ def _replay(stack: Stack, plan: Plan, bars: Progress) -> tuple[int, float]:
     posting = bars.add_task("posting", total=len(events))
     started = time.monotonic()
     sent = send(
-        stack.addresses.kafka,
-        stack.addresses.topic,
+        stack.endpoints.kafka,
+        stack.endpoints.topic,
         packs(events, PACK_EVENTS),
         lambda count: bars.update(sending, advance=count),
     )

@@ -25,8 +25,8 @@ _READY_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where the parts of a running stack are; other commands find them in `stack.json`."""
+class Endpoints:
+    """Where the parts of a running stack answer; other commands find them in `stack.json`."""
 
     api: str
     postgres: str
@@ -38,10 +38,10 @@ def _file(home: Path) -> Path:
     return home / "stack.json"
 
 
-def running(home: Path) -> Addresses | None:
-    """Return the addresses of the stack that runs in a home; None if none does."""
+def running(home: Path) -> Endpoints | None:
+    """Return where the stack that runs in a home answers; None if none does."""
     try:
-        found = Addresses(**json.loads(_file(home).read_text()))
+        found = Endpoints(**json.loads(_file(home).read_text()))
     except (OSError, ValueError, TypeError):
         return None
     # A stack that was killed leaves its file behind; its API does not answer.
@@ -76,12 +76,12 @@ class Stack:
         self.postgres = EmbeddedPostgres(self.home, parameters=POSTGRES)
         self.broker = EmbeddedBroker(self.home)
         self.children = Children(self.home / "logs")
-        self._addresses: Addresses | None = None
+        self._endpoints: Endpoints | None = None
 
     @property
-    def addresses(self) -> Addresses:
-        assert self._addresses is not None, "not started"
-        return self._addresses
+    def endpoints(self) -> Endpoints:
+        assert self._endpoints is not None, "not started"
+        return self._endpoints
 
     def url_for(self, role: str) -> str:
         return self.postgres.url_for(role)
@@ -103,7 +103,7 @@ class Stack:
     def start_services(self) -> None:
         """Start worker, API and scheduler, and wait until the first two are ready."""
         port = self._api_port or free_port()
-        self._addresses = Addresses(
+        self._endpoints = Endpoints(
             api=f"http://{self.settings.api_host}:{port}",
             postgres=self.postgres.url,
             kafka=self.broker.bootstrap,
@@ -124,10 +124,10 @@ class Stack:
         for name in names:
             self._say(f"starting the {name}")
             self.children.start(name, [sys.executable, "-m", "tallystick", name], environment=environment)
-        self._wait("the API", lambda: _answers(f"{self.addresses.api}/readyz"))
+        self._wait("the API", lambda: _answers(f"{self.endpoints.api}/readyz"))
         self._wait("the worker", self._is_reading)
         written = _file(self.home).with_suffix(".new")
-        written.write_text(json.dumps(asdict(self.addresses)))
+        written.write_text(json.dumps(asdict(self.endpoints)))
         written.replace(_file(self.home))
 
     def _wait(self, what: str, is_ready: Callable[[], bool]) -> None:

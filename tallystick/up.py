@@ -34,12 +34,12 @@ def up(settings: Settings, console: Console) -> None:
 
 def _say_where(stack: Stack, console: Console) -> None:
     where = Table.grid(padding=(0, 2))
-    addresses = stack.addresses
+    endpoints = stack.endpoints
     for name, address in (
-        ("API", addresses.api),
-        ("OpenAPI page", f"{addresses.api}/docs"),
-        ("Postgres", addresses.postgres),
-        ("broker", f"{addresses.kafka} (topic {addresses.topic}; in memory, so it forgets when it stops)"),
+        ("API", endpoints.api),
+        ("OpenAPI page", f"{endpoints.api}/docs"),
+        ("Postgres", endpoints.postgres),
+        ("broker", f"{endpoints.kafka} (topic {endpoints.topic}; in memory, so it forgets when it stops)"),
         ("logs", str(stack.children.logs)),
     ):
         where.add_row(name, Text(address, overflow="fold"))

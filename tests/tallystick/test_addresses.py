@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from migrations import run
 from migrations.run import migrate
 from tallystick.addresses import ROLES, BadAddress, NoAddress, addresses, configured
 from tallystick.settings import Settings
@@ -31,6 +32,7 @@ def test_one_address_is_enough() -> None:
     password = hmac.new(b"s3cr:t", b"tallystick_api", sha256).hexdigest()
     assert found.url_for("tallystick_api") == f"postgresql://tallystick_api:{password}@db:5433/tally?sslmode=require"
     assert set(found.passwords) == set(ROLES)
+    assert set(ROLES) == {role for role, rights in run.ROLES.items() if rights.startswith("login")}
     assert len(set(found.passwords.values())) == len(ROLES), "each role has a password of its own"
 
 
