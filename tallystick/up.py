@@ -8,6 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.addresses import OPERATOR
 from tallystick.processes import termination_as_interrupt
 from tallystick.settings import Settings
 from tallystick.stack import Stack
@@ -58,10 +59,20 @@ def _stay(stack: Stack, console: Console) -> None:
 
 
 def _status_line(stack: Stack) -> str:
-    with psycopg.connect(stack.url_for("tallystick_operator"), autocommit=True) as connection:
+    try:
+        row = _counts(stack.url_for(OPERATOR))
+    except psycopg.OperationalError:
+        # A status line must not end the stack; if the server is gone, its watcher says so.
+        return f"{time.strftime('%H:%M:%S')}  the database does not answer"
+    return f"{time.strftime('%H:%M:%S')}  {row[0]:,} entries, {row[1]:,} duplicates, {row[2]:,} set aside"
+
+
+def _counts(url: str) -> tuple[int, int, int]:
+    """Return how many entries, duplicates and events set aside there are, by the batches."""
+    with psycopg.connect(url, autocommit=True, connect_timeout=5) as connection:
         row = connection.execute(
             "select coalesce(sum(entry_count), 0), coalesce(sum(duplicate_count), 0),"
             " coalesce(sum(dead_letter_count + conflict_count), 0) from ledger.batches"
         ).fetchone()
     assert row is not None
-    return f"{time.strftime('%H:%M:%S')}  {row[0]:,} entries, {row[1]:,} duplicates, {row[2]:,} set aside"
+    return int(row[0]), int(row[1]), int(row[2])
