@@ -121,8 +121,6 @@ class Known:
     request_key: str
     entry_id: int
     """Its first row, which corrections name."""
-    entry_count: int
-    """How many rows its first statement made."""
     last_entry_id: int
     """Its newest row: with every correction another one, so that a key over it is used once."""
     occurred_at: int
@@ -140,6 +138,10 @@ class Correction:
     request_key: str
     rows_for: Callable[[Books, Known, "Missing"], Sequence[Entry]]
     """The rows of one act, which share a statement and its event key; none where nothing has to change."""
+    fees_for: Callable[[Books, Known, "Missing"], Sequence[Priced]]
+    """Fees of its operation, booked unless they have been."""
+    fee_keys: Sequence[str] = ()
+    """The keys of those fees, to be looked up."""
 
 
 @dataclass(slots=True)
@@ -585,7 +587,7 @@ class _Writing:
                     is_new=True,
                     stands=[standing(entry) for entry in item.entries] if self._may_be_bettered(statement) else None,
                 )
-            self._book_fees(item, period)
+            self._book_fees(item.fees, period)
             return _CREATED if statement.claims_request else _EVIDENCE
         return self._restate(index, item, request)
 
@@ -617,7 +619,7 @@ class _Writing:
         for entry, period in zip(entries, periods, strict=True):
             assert period is not None
             self._write([entry], [tail(entry)], period)
-        self._book_fees(item, periods[0])
+        self._book_fees(item.fees, periods[0])
         if not beats:
             return Result("evidence", flags[0] if flags else None)
         request.stands = [standing(entry) for entry in said]
@@ -632,7 +634,6 @@ class _Writing:
         known = Known(
             item.request_key,
             request.entry_id,
-            request.entry_count,
             request.last_entry_id,
             request.occurred_at,
             request.rank,
@@ -640,6 +641,7 @@ class _Writing:
             request.parts,
         )
         entries = item.rows_for(self.books, known, self.missing)
+        self._book_fees(item.fees_for(self.books, known, self.missing), None)
         if not entries:
             return Result("duplicate", "unchanged", "what stands is what it should be")
         periods = [self._period(entry, request.occurred_at) for entry in entries]
@@ -653,14 +655,15 @@ class _Writing:
             self._write([entry], [tail(entry)], period)
         return _CREATED
 
-    def _book_fees(self, item: Priced, period: date | None) -> None:
+    def _book_fees(self, fees: Sequence[Priced], period: date | None) -> None:
         """Book the fees of an operation that have not been; they are requests of their own, which nobody else reports."""
-        for fee in item.fees:
+        for fee in fees:
             statement = fee.statement
             if statement.event_key in self.keys:
                 continue
             within = self._period(fee.entries[0], statement.occurred_at) or period
-            assert within is not None, "the report that the fee comes with has a period"
+            if within is None:
+                raise ActRefused(f"tenant {fee.entries[0].dimensions[0]} has no open period to book a fee in")
             self._claim(statement.event_key, statement.content_hash)
             first = self._write(fee.entries, fee.tails, within)
             self.requests[statement.request_key or ""] = _Request(
@@ -879,6 +882,7 @@ def _keys_of(batch: Batch) -> tuple[list[str], list[str]]:
         elif isinstance(item, Window):
             events.append(item.event_key)
         elif isinstance(item, Correction):
+            events += item.fee_keys
             requests.append(item.request_key)
     return events, requests
 
@@ -934,7 +938,6 @@ async def read_known(connection: Connection, request_keys: Sequence[str]) -> lis
         Known(
             keys[entry_id],
             entry_id,
-            request.entry_count,
             request.last_entry_id,
             request.occurred_at,
             request.rank,

@@ -24,13 +24,25 @@ from psycopg.rows import class_row
 
 from ledger.books import Books, ensure_ids, load_books
 from ledger.database import Connection, record_act, remedy_for
-from ledger.entries import Entry, Money, Standing
+from ledger.entries import Entry, Money, Standing, tail
 from ledger.errors import StaleBooks
 from ledger.feeds import claim
 from ledger.keys import digest_uuid, key
 from ledger.meters import OPERATIONS, input_tokens
 from ledger.money import EXACT
-from ledger.posting import Batch, Correction, Known, Missing, amounts_of, fee_set_of, post, rate_set_id, read_known
+from ledger.posting import (
+    Batch,
+    Correction,
+    Known,
+    Missing,
+    Priced,
+    amounts_of,
+    fee_set_of,
+    fees_of,
+    post,
+    rate_set_id,
+    read_known,
+)
 from ledger.price_book import Body, Selectors, Variant
 from ledger.statements import DIMENSIONS, Part, Statement
 from ledger.times import from_micros
@@ -292,6 +304,42 @@ def rows_for(
     return [msgspec.structs.replace(row, reported={"run": run}) for row in rows]
 
 
+def fees_for(books: Books, known: Known, missing: Missing, *, run: str, reason: str, actor: str) -> list[Priced]:
+    """Return the fees that a request's operation owes by these books, whether they have been booked or not."""
+    if not books.prices.has_fees:
+        return []
+    said = sorted(known.stands if known.parts is None else known.parts, key=lambda each: -each.request_count)
+    parts = tuple(_part(books, Grain(*each.grain), each) for each in said)
+    if not parts or OPERATIONS in (parts[0].quantities or {}):
+        return []
+    found = Grain(*said[0].grain)
+    statement = Statement(
+        event_key="",
+        content_hash="",
+        request_key=known.request_key,
+        rank=known.rank,
+        occurred_at=known.occurred_at,
+        dimensions=found.dimensions,
+        parts=parts,
+        status=found.dimensions[_STATUS] or "",
+        is_final=len(known.rank) > 2 and bool(known.rank[2]),
+    )
+    first = _priced(books, _entry(statement, known, said[0]), parts[0], parts, missing)
+    fees = []
+    for fee in fees_of(books, statement, [first], missing):
+        entry = msgspec.structs.replace(fee.entries[0], reason=reason, actor=actor, reported={"run": run})
+        fees.append(Priced(fee.statement, [entry], [tail(entry)]))
+    return fees
+
+
+async def _booked(connection: Connection, keys: Sequence[str]) -> set[str]:
+    """Return which of these keys are taken."""
+    if not keys:
+        return set()
+    cursor = await connection.execute("select key::text from ledger.event_keys where key = any(%s::uuid[])", [keys])
+    return {row[0] async for row in cursor}
+
+
 async def load_origins(connection: Connection) -> Origins:
     """Read what each rate set was chosen by."""
     cursor = await connection.execute("select rate_set_id, card_hash::text, selectors ->> 'band' from ledger.rate_sets")
@@ -391,6 +439,9 @@ class Preview:
     looked_at: int = 0
     requests: int = 0
     entries: int = 0
+    """Rows for those requests."""
+    fees: int = 0
+    """Fees that a card gained for operations that are over: a row each."""
     unclear: list[str] = field(default_factory=list)
     """Keys of requests that are left: parts of one grain that cannot be told apart, under a price that depends on them."""
 
@@ -401,8 +452,17 @@ async def preview(connection: Connection, scope: Scope, books: Books | None = No
     origins = await load_origins(connection)
     found = Preview()
     effects: dict[tuple[str, Book, str | None, date], Effect] = {}
+    seen: set[str] = set()
     async for request_keys in _chunks(connection, scope):
-        for known in await read_known(connection, request_keys):
+        listed = await read_known(connection, request_keys)
+        owed = [fee for known in listed for fee in fees_for(books, known, Missing(), run="", reason="", actor="")]
+        seen |= await _booked(connection, [fee.statement.event_key for fee in owed])
+        for fee in owed:
+            if fee.statement.event_key not in seen:
+                seen.add(fee.statement.event_key)
+                found.fees += 1
+                _add_fee(effects, fee.entries[0])
+        for known in listed:
             found.looked_at += 1
             groups = groups_of(books, known, Missing(), origins)
             if any(group.is_unclear for group in groups):
@@ -455,6 +515,15 @@ def _add_effect(
         yield from touched
 
 
+def _add_fee(effects: dict[tuple[str, Book, str | None, date], Effect], entry: Entry) -> None:
+    for book, money in zip(BOOKS, (entry.cost, entry.charge), strict=True):
+        if money.amount:
+            place = (entry.dimensions[0] or "", book, money.currency, entry.local_date.replace(day=1))
+            effect = effects.setdefault(place, Effect(*place))
+            effect.after = EXACT.add(effect.after, money.amount)
+            effect.requests += 1
+
+
 # --- Doing it ---------------------------------------------------------------------------------------------------------
 
 
@@ -493,6 +562,7 @@ async def reprice(
     held = await claim(writer, "commands", FEED)
     origins = await load_origins(writer)
     rows = partial(rows_for, origins=origins, run=done.run, reason=reason, actor=actor)
+    fees = partial(fees_for, run=done.run, reason=reason, actor=actor)
     async for request_keys in _chunks(writer, scope):
         done.looked_at += len(request_keys)
         tries = 0
@@ -504,7 +574,7 @@ async def reprice(
                     break
                 if missing:
                     await ensure_ids(writer, books, missing.rate_sets, missing.subjects)
-                items = [Correction(request_key, rows) for request_key in changed]
+                items = [Correction(request_key, rows, fees, fee_keys) for request_key, fee_keys in changed]
                 batch = Batch(items, _no_body, _no_origin, books.versions)
                 posted = await post(writer, held, batch, books)
                 done.requests += sum(result.outcome == "created" for result in posted.results)
@@ -523,15 +593,21 @@ async def reprice(
 
 async def _changed(
     connection: Connection, books: Books, request_keys: Sequence[str], origins: Origins
-) -> tuple[list[str], Missing]:
-    """Return which requests would change, so that the others are not locked; and what their prices need ids for."""
+) -> tuple[list[tuple[str, list[str]]], Missing]:
+    """Return which requests would change, each with the keys of its fees, so that the others are not locked; and what
+    their prices need ids for.
+    """
     missing = Missing()
-    changed = [
-        known.request_key
-        for known in await read_known(connection, request_keys)
-        if any(group.is_changed and not group.is_unclear for group in groups_of(books, known, missing, origins))
-    ]
-    return changed, missing
+    found = []
+    for known in await read_known(connection, request_keys):
+        groups = groups_of(books, known, missing, origins)
+        owed = fees_for(books, known, missing, run="", reason="", actor="")
+        is_changed = any(group.is_changed and not group.is_unclear for group in groups)
+        found.append((known.request_key, is_changed, [fee.statement.event_key for fee in owed]))
+    booked = await _booked(connection, [key for _, _, keys in found for key in keys])
+    return [
+        (request_key, keys) for request_key, is_changed, keys in found if is_changed or not booked >= set(keys)
+    ], missing
 
 
 def _no_body(index: int) -> bytes:

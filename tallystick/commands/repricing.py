@@ -60,7 +60,7 @@ def reprice(
 
     async def work(operator: Connection, writer: Connection) -> tuple[Preview, Repriced | None]:
         found = await repricing.preview(operator, scope)
-        if not commit or not found.requests:
+        if not commit or not (found.requests or found.fees):
             return found, None
         assert reason is not None, "checked above"
         return found, await repricing.reprice(operator, writer, scope, actor=acting(actor), reason=reason)
@@ -72,6 +72,7 @@ def reprice(
                 "looked_at": found.looked_at,
                 "requests": found.requests,
                 "entries": found.entries,
+                "fees": found.fees,
                 "unclear": found.unclear,
                 "effects": [{**_plain(effect), "difference": effect.difference} for effect in found.effects],
                 "posted": done,
@@ -96,10 +97,11 @@ def reprice(
         note(f"{len(found.unclear)} requests are left: their parts cannot be told apart; --format json names them")
     if done is not None:
         say(f"posted {done.entries:,} entries for {done.requests:,} requests, run {done.run!r}")
-    elif found.requests:
+    elif found.requests or found.fees:
+        owed = f", {found.fees:,} operations owe a fee" if found.fees else ""
         say(
-            f"{found.requests:,} of {found.looked_at:,} requests were priced otherwise;"
-            f" nothing is posted yet: --commit --reason posts {found.entries:,} entries"
+            f"{found.requests:,} of {found.looked_at:,} requests were priced otherwise{owed};"
+            f" nothing is posted yet: --commit --reason posts {found.entries + found.fees:,} entries"
         )
     else:
         say(f"{found.looked_at:,} requests are priced as today's book says")

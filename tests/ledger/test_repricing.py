@@ -295,6 +295,37 @@ async def test_a_fee_that_was_corrected_is_repriced_and_one_that_was_dropped_is_
     assert totals == [Decimal("0.026"), Decimal("0.021"), Decimal("0.016")]
 
 
+async def test_a_fee_that_a_card_gains_for_the_past_is_booked_once_for_each_operation(
+    ledger: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """Two operations of three attempts at 0.008 each, and one that failed: 0.024 becomes 0.044 with two fees of 0.01."""
+    ledger.add_model("m-deep")
+    plan = make_card(book="charge", model=None, markup=Decimal(1))
+    for card in (V1, plan):
+        await ledger.add_card(card)
+    failed = call("d", operation_id="op-3", status="error", usage=...)
+    await ledger.post(
+        call("a", operation_id="op"), call("b", operation_id="op"), call("c", operation_id="op-2"), failed
+    )
+    rules = {"fee_per_operation": "0.01"}
+    await ledger.add_card(
+        make_card(book="charge", model=None, markup=Decimal(1), billing_rules=rules, replaces=plan.content_hash)
+    )
+    found = await preview(operator, EVERYTHING)
+    assert (found.requests, found.fees) == (0, 2)
+    assert [(each.book, each.requests, each.difference) for each in found.effects] == [("charge", 2, Decimal("0.02"))]
+    done = await run(operator, writer)
+    assert done.entries == 2
+    assert (await run(operator, writer)).entries == 0
+    assert ledger.total() == Decimal("0.044")
+    assert ledger.rows("select distinct reason, actor, reported from ledger.entries where kind = 'fee'") == [
+        ("the source was misread", "finance@example", {"run": done.run})
+    ]
+    await ledger.post(call("e", operation_id="op-2"))
+    assert ledger.value("select count(*) from ledger.entries where kind = 'fee'") == 2, "a later attempt makes no other"
+    assert proof(ledger) == []
+
+
 async def test_bands_are_chosen_by_the_input_of_the_request(
     ledger: Ledger, operator: Connection, writer: Connection
 ) -> None:
@@ -357,7 +388,7 @@ def test_any_way_there_and_back_nets_to_zero_and_each_step_stands_at_its_price(
     ids: dict[str, int] = {}
 
     def known(stands: list[Standing]) -> Known:
-        return Known("key", 1, len(parts), 1, NOW, (0, 1, 1, 1, 20, 0), fold(stands))
+        return Known("key", 1, 1, NOW, (0, 1, 1, 1, 20, 0), fold(stands))
 
     (item,) = read_events(event_bytes(make_event()), make_parties(), NOW)
     assert isinstance(item, Statement)
