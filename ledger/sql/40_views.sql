@@ -54,9 +54,10 @@ select
         when 1000000000 then 0.000000001
     end as amount
 from meters as m
-cross join lateral (values (m.cost_rate_set_id), (m.charge_rate_set_id)) as b (rate_set_id)
-join ledger.rate_sets as s using (rate_set_id)
-join ledger.rates as r on r.rate_set_id = s.rate_set_id and r.meter = m.meter;
+-- A rate set is of one book, so each meter meets at most one rate of each. As a lateral list of the two sets, each entry
+-- read all rates there are once the planner had statistics.
+join ledger.rates as r on r.rate_set_id in (m.cost_rate_set_id, m.charge_rate_set_id) and r.meter = m.meter
+join ledger.rate_sets as s on s.rate_set_id = r.rate_set_id;
 
 comment on view ledger.entry_lines is 'One row per entry, book and meter; amounts of a priced entry sum to it exactly. Fees, corrections and converted prices have lines like any other; what a billing rule frees has lines of zero.';
 comment on column ledger.entry_lines.posting_period is 'The month that the entry is billed in: name it, and one partition is read.';
