@@ -8,10 +8,11 @@ import csv
 import gzip
 import io
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from ledger.times import from_micros, parse_rfc3339
 _DAY: Final = 86_400_000_000
 _MICROSECOND_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)\.(\d{6})\d?")
 _HEADER: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+# A broker takes messages of one megabyte unless somebody told it otherwise.
+_PACK_BYTES_MAX: Final = 900_000
 
 
 class ReplayError(Exception):
@@ -50,11 +53,29 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_plan(path: Path) -> Plan:
-    """Read a plan; raise ReplayError for a file that is none."""
+    """Read a plan; raise ReplayError for a file that is none, or that leaves something open."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Plan)
-    except (OSError, msgspec.MsgspecError) as error:
+        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+    except OSError as error:
+        raise ReplayError(f"{path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
         raise ReplayError(f"{path}: {error}") from None
+    for part, weights in _weights_of(plan):
+        if not weights or min(weights.values()) < 0 or not any(weights.values()):
+            raise ReplayError(f"{path}: {part} needs weights, none below zero and not all zero")
+    for model in {model for trace in plan.traces.values() for model in trace.models}:
+        provider = model.partition("/")[0]
+        if plan.flavours.get(provider) not in _USAGE:
+            raise ReplayError(f"{path}: flavours must name one of {', '.join(_USAGE)} for {provider}")
+    return plan
+
+
+def _weights_of(plan: Plan) -> Iterator[tuple[str, Mapping[str, int]]]:
+    yield "tenants", plan.tenants
+    for name, trace in plan.traces.items():
+        yield f"features of {name}", trace.features
+        yield f"languages of {name}", trace.languages
+        yield f"models of {name}", trace.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +151,20 @@ def _trace_rows(path: Path) -> Iterator[tuple[int, int, int]]:
         if next(rows, None) != _HEADER:
             raise ReplayError(f"{path.name}: the first line must be {','.join(_HEADER)}")
         for number, row in enumerate(rows, start=2):
-            match = _MICROSECOND_TIME.fullmatch(row[0]) if len(row) == 3 else None
-            if match is None or not (row[1].isdecimal() and row[2].isdecimal()):
+            try:
+                yield _trace_row(*row)
+            except (TypeError, ValueError):
                 raise ReplayError(
                     f"{path.name}: line {number}: a time and two counts are wanted, got {','.join(row)!r:.80}"
-                )
-            day, clock, fraction = match.groups()
-            yield parse_rfc3339(f"{day}T{clock}.{fraction}Z"), int(row[1]), int(row[2])
+                ) from None
+
+
+def _trace_row(time: str, tokens_in: str, tokens_out: str) -> tuple[int, int, int]:
+    match = _MICROSECOND_TIME.fullmatch(time)
+    if match is None or not (tokens_in.isdecimal() and tokens_out.isdecimal()):
+        raise ValueError
+    day, clock, fraction = match.groups()
+    return parse_rfc3339(f"{day}T{clock}.{fraction}Z"), int(tokens_in), int(tokens_out)
 
 
 def file_events(path: Path) -> Iterator[bytes]:
@@ -151,7 +179,12 @@ def events_of(path: Path, plan: Plan) -> Iterator[bytes]:
     """Yield the events of a trace (`.csv`, `.csv.gz`) or of a file with one event a line (any other name)."""
     if not path.is_file():
         raise ReplayError(f"{path}: no such file")
-    return trace_events(path, plan) if ".csv" in path.suffixes else file_events(path)
+    try:
+        yield from trace_events(path, plan) if ".csv" in path.suffixes else file_events(path)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ReplayError(f"{path.name}: cannot be unpacked: {error}") from None
+    except csv.Error as error:
+        raise ReplayError(f"{path.name}: {error}") from None
 
 
 def _opened(path: Path) -> io.TextIOBase:
@@ -170,10 +203,32 @@ def _uuid7(instant: int, tail: bytes) -> str:
 
 
 def packs(events: Iterable[bytes], size: int) -> Iterator[tuple[bytes, int]]:
-    """Yield messages of up to `size` events as JSON arrays, with how many each holds; a size of 1 sends bare events."""
-    source = iter(events)
-    while pack := list(islice(source, size)):
-        yield (pack[0] if size == 1 else b"[" + b",".join(pack) + b"]"), len(pack)
+    """Yield messages of up to `size` events as JSON arrays, with how many each holds; a size of 1 sends bare events.
+
+    What is no JSON goes alone: inside an array nobody could tell where it ends, and its neighbours would be lost with it.
+    """
+    pack: list[bytes] = []
+    held_bytes = 0
+    for event in events:
+        is_alone = size == 1 or not _is_json(event)
+        if pack and (is_alone or len(pack) == size or held_bytes + len(event) > _PACK_BYTES_MAX):
+            yield b"[" + b",".join(pack) + b"]", len(pack)
+            pack, held_bytes = [], 0
+        if is_alone:
+            yield event, 1
+        else:
+            pack.append(event)
+            held_bytes += len(event) + 1
+    if pack:
+        yield b"[" + b",".join(pack) + b"]", len(pack)
+
+
+def _is_json(event: bytes) -> bool:
+    try:
+        msgspec.json.decode(event, type=msgspec.Raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def send(
@@ -196,10 +251,14 @@ def send(
         },
         logger=_SILENT,
     )
-    topics = producer.list_topics(topic, timeout=10).topics
-    count = len(topics[topic].partitions)
-    if not count:
+    try:
+        # Asking for all of them: a topic that is asked for by name is made by some brokers, and then nobody reads it.
+        topics = producer.list_topics(timeout=10).topics
+    except KafkaException as error:
+        raise ReplayError(f"the broker at {bootstrap} does not answer: {error.args[0].str()}") from None
+    if topic not in topics:
         raise ReplayError(f"the broker at {bootstrap} has no topic {topic}")
+    count = len(topics[topic].partitions)
 
     def delivered(error: Any, _message: Any) -> None:
         if error is not None:
@@ -213,6 +272,10 @@ def send(
                 break
             except BufferError:
                 producer.poll(0.05)
+            except KafkaException as error:
+                raise ReplayError(
+                    f"a message of {len(message):,} bytes cannot be sent: {error.args[0].str()}; {sent:,} events before it were"
+                ) from None
         producer.poll(0)
         sent += events
         on_sent(events)
@@ -232,7 +295,6 @@ class _Silent:
 
 _SILENT: Final = _Silent()
 __all__ = [
-    "KafkaException",
     "Plan",
     "ReplayError",
     "events_of",
