@@ -293,7 +293,8 @@ def _broken_marts(connection: Connection) -> tuple[list[Failure], list[str]]:
             [mart],
         ).fetchone()
         if behind and behind[0]:
-            notes.append(f"{mart} is {behind[0]} batches behind and was compared up to its watermark")
+            batches = "1 batch" if behind[0] == 1 else f"{behind[0]:,} batches"
+            notes.append(f"{mart} is {batches} behind and was compared up to its watermark")
     return failures, notes
 
 
@@ -356,7 +357,7 @@ def _ends_with_newline(path: Path) -> bool:
 def _published(path: Path) -> Iterator[Head]:
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 said = json.loads(line)
@@ -371,7 +372,9 @@ def _broken_heads(connection: Connection, path: Path) -> Iterator[str]:
         yield f"no heads have been published to {path.name}"
         return
     heads = _published(path)
+    is_empty = True
     while listed := list(islice(heads, 1_000)):
+        is_empty = False
         rows = connection.execute(
             "select h.feed, h.number, h.hash, encode(b.hash, 'hex')"
             " from unnest(%s::text[], %s::bigint[], %s::text[]) as h (feed, number, hash)"
@@ -385,3 +388,5 @@ def _broken_heads(connection: Connection, path: Path) -> Iterator[str]:
                 yield f"feed {feed}: batch {number} was published as {published[:16]}... and is gone"
             else:
                 yield f"feed {feed}: batch {number} was published as {published[:16]}... and is now {found[:16]}..."
+    if is_empty:
+        yield f"no line of {path.name} is a published head"

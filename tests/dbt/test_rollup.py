@@ -388,7 +388,7 @@ async def test_batches_posted_while_a_model_runs_wait_for_the_next_run(marts: Ma
     await marts.post(make_event("b", usage=usage(10)))
     proof = verify(marts.ledger.database.url_for("tallystick_operator"))
     assert proof.ok
-    assert proof.notes == [f"{fact} is 1 batches behind and was compared up to its watermark" for fact in FACTS]
+    assert proof.notes == [f"{fact} is 1 batch behind and was compared up to its watermark" for fact in FACTS]
 
 
 async def test_a_mart_that_was_changed_is_named_with_tenant_and_hour(marts: Marts) -> None:

@@ -273,3 +273,11 @@ async def test_heads_that_nobody_published_are_missed(ledger: Ledger, tmp_path: 
     assert [failure.text for failure in proof(ledger, heads=tmp_path / "heads.jsonl").failures] == [
         "no heads have been published to heads.jsonl"
     ]
+
+
+async def test_a_file_that_holds_no_head_proves_nothing(ledger: Ledger, tmp_path: Path) -> None:
+    path = tmp_path / "heads.jsonl"
+    path.write_bytes(b"\xff is no head\n{}\n")
+    assert [failure.text for failure in proof(ledger, heads=path).failures] == [
+        "no line of heads.jsonl is a published head"
+    ]
