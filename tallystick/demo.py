@@ -122,19 +122,24 @@ def demo(settings: Settings, console: Console) -> None:
 
 
 def _make_room(home: Path, console: Console) -> None:
-    """Begin with no database: a demo's own is thrown away, anybody else's is put aside; one that runs stays where it is."""
+    """Begin with no database: a demo's own is thrown away, anybody else's is put aside; one that runs stays where it is.
+
+    The heads that were published of it go with it, or they would be held against the next one.
+    """
     home.mkdir(parents=True, exist_ok=True)
+    folder, heads = home / "postgres", home / "heads.jsonl"
+    if (folder / "data").exists():
+        aside = home / f"postgres-until-{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
+        with owned(home):
+            if (home / _MARK).exists():
+                shutil.rmtree(folder)
+                heads.unlink(missing_ok=True)
+            else:
+                folder.rename(aside)
+                if heads.exists():
+                    heads.rename(aside / heads.name)
+                console.print(f"a database that no demo made was put aside as {_shown(aside)}")
     (home / "demo-summary.json").unlink(missing_ok=True)
-    folder = home / "postgres"
-    if not (folder / "data").exists():
-        return
-    aside = home / f"postgres-until-{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
-    with owned(home):
-        if (home / _MARK).exists():
-            shutil.rmtree(folder)
-            return
-        folder.rename(aside)
-    console.print(f"a database that no demo made was put aside as {_shown(aside)}")
 
 
 async def set_up(url: str) -> str:
@@ -312,7 +317,7 @@ def _print(
         f" CC-BY), moved by {plan.shift_days} days. Assigned by the replayer: tenant, feature, language, model."
     )
     console.print(
-        f"[bold]{summary.events_per_second}[/] events a second through broker and worker into the ledger:"
+        f"[bold]{int(summary.events_per_second):,}[/] events a second through broker and worker into the ledger:"
         f" {summary.entries:,} entries, {summary.input_tokens:,} tokens in, {summary.output_tokens:,} out,"
         f" {summary.duplicates:,} duplicates, {summary.dead_letters:,} dead letters.\n"
     )
@@ -329,6 +334,8 @@ def _print(
     _print_budgets(console, budgets)
     for finding in checks.findings:
         console.print(f"check ({finding.severity}): {finding.text}")
+        if finding.check == "delay":
+            console.print("  (as it must be: the traces are older than this ledger)")
     if not checks.findings:
         console.print("check: nothing to complain about in what arrived")
     _print_proof(console, summary, proof)
@@ -340,18 +347,28 @@ def _print_budgets(console: Console, budgets: Sequence[Mapping[str, Any]]) -> No
     for budget in budgets:
         if budget["limit"] is None:
             continue
-        unit = budget.get("currency") or budget["unit"].replace("_", " ")
+        unit = budget.get("currency") or budget["unit"].removeprefix("total_")
         remaining = Decimal(budget["remaining"])
         table.add_row(
             budget["tenant_id"],
             budget["budget_id"],
-            f"{budget['window']['kind']} {budget['window']['first_date']}",
+            _window(budget["window"]),
             f"{Decimal(budget['limit']):,f} {unit}",
-            f"{Decimal(budget['posted']).normalize():,f}",
-            f"[red]{remaining.normalize():,f}[/]" if remaining < 0 else f"{remaining.normalize():,f}",
+            _rounded(Decimal(budget["posted"])),
+            f"[red]{_rounded(remaining)}[/]" if remaining < 0 else _rounded(remaining),
         )
     console.print("What remains, asked of the API at the time of the trace:")
     console.print(table, "")
+
+
+def _window(window: Mapping[str, str]) -> str:
+    """Return a window as ISO 8601 writes a month, a week or a day: short enough for a row in 80 columns."""
+    written = {"month": "%Y-%m", "week": "%G-W%V"}.get(window["kind"], "%Y-%m-%d")
+    return date.fromisoformat(window["first_date"]).strftime(written)
+
+
+def _rounded(amount: Decimal) -> str:
+    return f"{amount:,.4f}" if amount % 1 else f"{amount:,.0f}"
 
 
 def _print_proof(console: Console, summary: Summary, proof: Proof) -> None:

@@ -59,6 +59,10 @@ def test_the_demo_runs_from_nothing_twice_and_leaves_its_database_and_no_process
         assert summary["duplicates"] == summary["dead_letters"] == 0
         assert summary["ledger_charge"] == summary["mart_charge"] == summary["budget_posted"]
         assert left_running(home) == []
+        # What a scheduler publishes of this database must not be held against the next one.
+        heads = home / "heads.jsonl"
+        assert not heads.exists()
+        heads.write_text('{"feed": "api:gone", "number": 1, "hash": "00"}\n')
     asked = subprocess.run(
         tallystick(home, "sql", "--format", "json", "select count(*) as entries, sum(charge_amount) as charge from ledger.entries"),
         cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=60, check=True,
@@ -123,6 +127,13 @@ def test_the_stack_comes_up_again_after_kill_9_with_its_data(home: Path) -> None
         cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "Acme" in listed.stdout
+    refused = subprocess.run(
+        tallystick(home, "demo"),
+        cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+    assert f"already belongs to the running process {again.process.pid}" in refused.stderr
+    assert again.is_ready()
     again.process.send_signal(signal.SIGINT)
     said, _ = again.process.communicate(timeout=30)
     assert again.process.returncode == 0, said
