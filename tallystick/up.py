@@ -5,7 +5,6 @@ import time
 import psycopg
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from tallystick.addresses import OPERATOR
@@ -34,7 +33,6 @@ def up(settings: Settings, console: Console) -> None:
 
 
 def _say_where(stack: Stack, console: Console) -> None:
-    where = Table.grid(padding=(0, 2))
     endpoints = stack.endpoints
     for name, address in (
         ("API", endpoints.api),
@@ -43,8 +41,8 @@ def _say_where(stack: Stack, console: Console) -> None:
         ("broker", f"{endpoints.kafka} (topic {endpoints.topic}; in memory, so it forgets when it stops)"),
         ("logs", str(stack.children.logs)),
     ):
-        where.add_row(name, Text(address, overflow="fold"))
-    console.print(where)
+        # The terminal may wrap an address, we must not: one with a break in it cannot be copied.
+        console.print(Text(f"{name:<14}{address}"), soft_wrap=True)
     console.print("Ctrl-C stops it.")
 
 
