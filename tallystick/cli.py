@@ -106,6 +106,8 @@ def _line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, TimeoutError) and error.args:
         return str(error)
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return "what was typed, or read, is no UTF-8 text"
     log = _log(error)
     return f"unexpected {type(error).__name__}: {error}" + (f" (the rest is in {log})" if log else "")
 

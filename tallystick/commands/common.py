@@ -236,6 +236,11 @@ def cell(value: Any) -> str:
     return safe(str(plain(value)))
 
 
+def counted(count: int, one: str) -> str:
+    """Return a number of things in words."""
+    return f"{count:,} {one}" + ("" if count == 1 else "s")
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")

@@ -9,6 +9,7 @@ from tallystick.commands.common import (
     CommandError,
     Format,
     FormatOption,
+    counted,
     group,
     note,
     plain,
@@ -60,7 +61,9 @@ def rollup(
 
 
 def check(
-    hours: Annotated[float, typer.Option("--hours", min=0.01, help="What arrived in the last hours.")] = 24.0,
+    hours: Annotated[
+        float, typer.Option("--hours", min=0.01, max=87_600, help="What arrived in the last hours.")
+    ] = 24.0,
     format: FormatOption = Format.table,
 ) -> None:
     """Look at what arrived: volume, delay, mix, prices, usage, dead letters; fail if somebody must act."""
@@ -74,7 +77,7 @@ def check(
     else:
         for finding in report.findings:
             say(f"{finding.severity}: {finding.text}")
-        say(f"{report.requests:,} requests looked at, {len(report.findings)} findings")
+        say(f"{counted(report.requests, 'request')} looked at, {counted(len(report.findings), 'finding')}")
     if report.failed:
         names = ", ".join(dict.fromkeys(each.check for each in report.findings if each.severity == "fail"))
         raise CommandError(f"the checks failed: {names}")
@@ -126,7 +129,7 @@ def publish_heads(format: FormatOption = Format.table) -> None:
     if format is Format.json:
         print_json(moved)
     else:
-        say(f"{len(moved)} heads published to {options.published_heads}")
+        say(f"{counted(len(moved), 'head')} published to {options.published_heads}")
 
 
 @events.command("schema")

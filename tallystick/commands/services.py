@@ -1,5 +1,6 @@
 """Commands that run the parts: migrate, worker, API, scheduler; the stack whole, the demo on it, and replays through it."""
 
+import errno
 import logging
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.commands.common import CommandError, say, settings
+from tallystick.commands.common import CommandError, counted, say, settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +73,7 @@ def replay(
     stack = None if options.kafka else running(options.home)
     if stack is None and options.kafka is None:
         raise CommandError("replay needs a broker: start `tallystick up`, or set TALLYSTICK_KAFKA")
-    bootstrap = options.kafka or (stack.kafka if stack else "")
+    bootstrap, topic = (stack.kafka, stack.topic) if stack else (str(options.kafka), options.usage_topic)
     planned = load_plan(plan or CHECKOUT / "data" / "demo" / "plan.json")
     sent = 0
     with Progress(console=Console(stderr=True)) as bars:
@@ -83,8 +84,8 @@ def replay(
             def advance(count: int, task: "TaskID" = task) -> None:
                 bars.update(task, advance=count)
 
-            sent += send(bootstrap, options.usage_topic, packs(events, pack), advance)
-    say(f"{sent:,} events sent; the worker posts them")
+            sent += send(bootstrap, topic, packs(events, pack), advance)
+    say(f"{counted(sent, 'event')} sent; the worker posts them")
 
 
 def _console() -> "Console":
@@ -151,7 +152,9 @@ def api() -> None:
                 lambda port: say(f"listening on http://{options.api_host}:{port}"),
             )
         except OSError as error:
-            raise CommandError(f"cannot listen on {options.api_host}:{options.api_port}: {error.strerror}") from None
+            address = f"{options.api_host}:{options.api_port}"
+            hint = "; TALLYSTICK_API_PORT names another port" if error.errno == errno.EADDRINUSE else ""
+            raise CommandError(f"cannot listen on {address}: {error.strerror}{hint}") from None
 
 
 def scheduler() -> None:

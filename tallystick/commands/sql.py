@@ -73,6 +73,8 @@ _TOKENS: Final = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+# The driver would leave the answer of a copy unread.
+_COPY: Final = re.compile(rf"(?:\s|{_COMMENT})*copy\b", re.IGNORECASE | re.DOTALL)
 _BLANK: Final = re.compile(rf"(?:\s|{_COMMENT})*", re.DOTALL)
 
 
@@ -189,6 +191,8 @@ async def _answer(connection: "Connection", statement: str, format: TableFormat,
     headings, types = _columns(connection, statement)
     cursor = connection.cursor()
     if not headings:
+        if _COPY.match(statement):
+            raise psycopg.NotSupportedError("sql runs no copy: --format csv writes the rows of a select")
         await cursor.execute(statement.encode())
         note(cursor.statusmessage or "done")
         return

@@ -70,6 +70,11 @@ NONSENSE: list[tuple[list[str], int, str]] = [
     (["sql", "select\n  nothing"], 1, 'column "nothing" does not exist (line 2, column 3)'),
     (["sql", "delete from entries"], 1, "read-only transaction"),
     (["sql", "select pg_sleep(3)", "--timeout", "0.05"], 1, "the statement was stopped after 0.05 seconds"),
+    (["sql", "copy (select 1) to stdout"], 1, "sql runs no copy: --format csv writes the rows of a select"),
+    (["sql", "select '\udcff'"], 1, "no UTF-8 text"),
+    (["tenants", "show", "no\udcffbody"], 1, "no UTF-8 text"),
+    (["check", "--hours", "inf"], 2, "--hours"),
+    (["replay", "LICENSE"], 1, "replay needs a broker: start `tallystick up`, or set TALLYSTICK_KAFKA"),
     (["worker"], 1, "worker needs TALLYSTICK_KAFKA"),
 ]  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_a_feed_moves_forward_by_a_persons_word_only(posted: Commands) -> None:
 
 
 def test_verify_proves_and_heads_are_published(posted: Commands, tmp_path: Path) -> None:
-    assert posted.ok("heads", "publish").out.startswith("1 heads published to ")
+    assert posted.ok("heads", "publish").out.startswith("1 head published to ")
     assert (tmp_path / "heads.jsonl").exists()
     proved = posted.json("verify")
     assert (proved["ok"], proved["checked"]["entries"]) == (True, 1)
@@ -82,7 +82,7 @@ def test_check_fails_where_somebody_must_act(posted: Commands) -> None:
     ran = posted("check")
     assert ran.code == 1
     assert ran.err.splitlines()[-1] == "tallystick: the checks failed: dead_letters"
-    assert "1 requests looked at" in ran.out
+    assert "1 request looked at" in ran.out
     assert posted("check", "--format", "json").json["failed"] is True
 
 
