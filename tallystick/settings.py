@@ -32,7 +32,9 @@ class Settings(BaseSettings):
     analyst_url: SecretStr | None = Field(default=None, description="Postgres as tallystick_analyst: `tallystick sql`.")
     rollup_url: SecretStr | None = Field(default=None, description="Postgres as tallystick_rollup: dbt.")
 
-    kafka: str | None = Field(default=None, description="Bootstrap servers, host:port,...; `up` and `demo` run a broker of their own.")
+    kafka: str | None = Field(
+        default=None, description="Bootstrap servers, host:port,...; `up` and `demo` run a broker of their own."
+    )
     usage_topic: str = Field(default="llm-usage", description="Topic of usage events.")
     usage_partitions: int = Field(default=2, description="Partitions of the topic where we make it (embedded only).")
     consumer_group: str = Field(default="tallystick", description="Kafka group; offsets live in Postgres, not in it.")
