@@ -1,6 +1,7 @@
 """The compose file and the image are not run here; they are held to the commands, settings and files that are."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,10 @@ def test_the_image_copies_what_there_is_and_every_room() -> None:
     names = {name for line in copied for name in line.split()}
     assert all((CHECKOUT / name).exists() for name in names)
     assert {"tallystick", "api", "ingest", "billing", "quotas", "ledger", "migrations", "dbt", "data"} <= names
+
+
+def test_the_image_installs_dependencies_beside_a_stand_in_for_each_package() -> None:
+    packages = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    stands_in = re.search(r"for package in (.+); do", (CHECKOUT / "Dockerfile").read_text())
+    assert stands_in is not None
+    assert {name.replace("/", ".") for name in stands_in[1].split()} == set(packages)
