@@ -23,10 +23,11 @@ from tallystick.commands import (
     services,
     sql,
 )
-from tallystick.commands.common import CommandError, safe
+from tallystick.commands.common import CommandError, Group, safe
 
 app = typer.Typer(
     name="tallystick",
+    cls=Group,
     help="The usage ledger and billing pipeline for LLM serving.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
+import typer.core
 
 if TYPE_CHECKING:
     from ledger.database import Connection
@@ -51,9 +52,19 @@ ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why, for the
 NeededReason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 
 
+class Group(typer.core.TyperGroup):
+    """Lists commands with their whole first sentence, over several lines where it needs them; Typer's own cuts it."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        names = self.list_commands(ctx)
+        commands = [(name, self.commands[name]) for name in names if not self.commands[name].hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit=1000)) for name, command in commands])
+
+
 def group(summary: str) -> typer.Typer:
     """Return a group of commands under one noun."""
-    return typer.Typer(help=summary, rich_markup_mode=None, pretty_exceptions_enable=False)
+    return typer.Typer(cls=Group, help=summary, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 # --- Who, when, with which settings -----------------------------------------------------------------------------------

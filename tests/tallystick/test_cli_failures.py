@@ -164,6 +164,13 @@ def test_every_command_explains_itself(commands: Commands) -> None:
             assert "--format" in text, path
 
 
+def test_no_list_of_commands_is_cut(commands: Commands) -> None:
+    for noun in [(), ("tenants",), ("models",), ("prices",), ("budgets",)]:
+        usage, *rest = commands.ok(*noun, "--help").out.splitlines()
+        assert usage.endswith("COMMAND [ARGS]...")
+        assert not [line for line in rest if line.endswith("...")], noun
+
+
 def run(*arguments: str, text: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "tallystick", *arguments],
