@@ -143,6 +143,9 @@ def make_app(config: WorkerConfig) -> UsageApp:
             app.fail(error)
         else:
             await app.lanes.note_caught_up(ends)
+            # A member that was taken for dead has heard of it by then; whoever still has the partition claims it again.
+            if app.lanes.are_left_behind(2 * config.session_seconds):
+                await consumer.perform_seek()
 
     @app.on_before_shutdown.connect
     async def let_go(*_: Any, **__: Any) -> None:

@@ -73,7 +73,12 @@ class Lane:
     expected: int
     """What is read next; ahead of the feed's position by the batch that is being committed."""
     posting: "asyncio.Task[Posted | None] | None" = None
-    is_fenced: bool = False
+    fenced_at: float | None = None
+    """By the monotonic clock, when another writer's claim was met; nothing more is posted through this lane."""
+
+    @property
+    def is_fenced(self) -> bool:
+        return self.fenced_at is not None
 
 
 @dataclass(slots=True)
@@ -217,7 +222,7 @@ class Lanes:
         except Fenced as fenced:
             # Another worker has the partition; what was read is dropped, and the next rebalance seeks again.
             log.warning("%s", fenced)
-            lane.is_fenced = True
+            lane.fenced_at = time.monotonic()
             return None
         except psycopg.Error as error:
             raise BatchRefused(lane.intake.held.name, error) from None
@@ -253,6 +258,14 @@ class Lanes:
             lane = self._lanes.get(partition)
             if lane is not None and end is not None and 0 <= end < lane.intake.held.next_position:
                 raise LogChanged(lane.intake.held.name, lane.intake.held.next_position, end)
+
+    def are_left_behind(self, seconds: float) -> bool:
+        """Say whether a lane has been fenced for so long that no rebalance will take its partition from us.
+
+        A person's `feeds start-here` fences too, and nobody else reads the partition then.
+        """
+        now = time.monotonic()
+        return any(lane.fenced_at is not None and now - lane.fenced_at > seconds for lane in self._lanes.values())
 
     async def note_caught_up(self, ends: Mapping[int, int | None]) -> None:
         """Record for each log that holds nothing more that it is posted up to now."""

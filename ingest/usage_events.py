@@ -222,6 +222,10 @@ def _desk(parties: Parties, received_at: int, speaker: Speaker | None) -> "_Desk
     return desk
 
 
+_OWN_WORD: Final = 1_000_000
+"""How far a tenant's own credential ranks below the source that it names; ranks of sources are far smaller."""
+
+
 class _Trust(NamedTuple):
     """A source that may speak for a tenant."""
 
@@ -229,6 +233,8 @@ class _Trust(NamedTuple):
     """As sent."""
     source: Source
     tenant: Tenant
+    rank: int
+    """The source's; below every source's where a tenant's own credential speaks in its name."""
     event_head: str
     request_head: str
 
@@ -279,7 +285,10 @@ class _Desk:
         if not known.may_speak_for(tenant_id):
             return refused("source_may_not_speak", f"source: {source!r:.80} may not speak for {tenant_id!r:.80}")
         event_head, request_head = key_head(EVENT, tenant_id, source), key_head(REQUEST, tenant_id, "")
-        return _Trust(tenant_id, known, tenant, event_head, request_head)
+        # Whoever pays must not decide how much: its word counts until a source's own credential, or the topic, says better.
+        own_word = speaker is not None and speaker.tenant_id is not None
+        rank = known.rank - _OWN_WORD if own_word else known.rank
+        return _Trust(tenant_id, known, tenant, rank, event_head, request_head)
 
     def statement(self, event: UsageEvent) -> Statement | Refused:
         """Check a report of a call, in the order of the table of reasons, and say what it claims."""
@@ -468,7 +477,7 @@ class _Desk:
                 1 if has_usage else 0,
                 1 if is_final else 0,
                 1 if data.basis == "reported" else 0,
-                source.rank,
+                trust.rank,
                 data.revision,
             ),
             occurred_at,

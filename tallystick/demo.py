@@ -34,7 +34,7 @@ from tallystick.embedded import owned
 from tallystick.processes import termination_as_interrupt
 from tallystick.rollup import run_rollup
 from tallystick.settings import CHECKOUT, Settings
-from tallystick.stack import Stack
+from tallystick.stack import MADE_BY_DEMO, Stack
 from tallystick.verify import Proof, verify
 
 DATA: Final = CHECKOUT / "data"
@@ -47,7 +47,6 @@ PRICES_VERSION: Final = "0.2.3"
 PRICES_CHECKED_ON: Final = date(2026, 11, 1)
 PACK_EVENTS: Final = 100
 ACTOR: Final = "demo"
-_MARK: Final = "made-by-demo"
 _PATIENCE_SECONDS: Final = 120.0
 
 Answer = TypeVar("Answer")
@@ -90,7 +89,7 @@ def demo(settings: Settings, console: Console) -> None:
             bars.update(step, description=what)
 
         with Stack(settings, say=say, api_port=0, with_scheduler=False) as stack:
-            (settings.home / _MARK).touch()
+            (settings.home / MADE_BY_DEMO).touch()
             say("loading prices, tenants and budgets")
             token = asyncio.run(set_up(stack.url_for("tallystick_operator")))
             stack.start_services()
@@ -131,7 +130,7 @@ def _make_room(home: Path, console: Console) -> None:
     if (folder / "data").exists():
         aside = home / f"postgres-until-{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
         with owned(home):
-            if (home / _MARK).exists():
+            if (home / MADE_BY_DEMO).exists():
                 shutil.rmtree(folder)
                 heads.unlink(missing_ok=True)
             else:

@@ -167,6 +167,9 @@ def _pause_after(failures: int) -> float:
 
 
 def _line(error: BaseException) -> str:
+    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+        # The details of a refusal may quote a row.
+        return f"{error.sqlstate}: {error.diag.message_primary}"
     return " ".join(str(error).split()) or type(error).__name__
 
 

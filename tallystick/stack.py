@@ -21,6 +21,8 @@ from tallystick.processes import Children
 from tallystick.settings import Settings, child_environment
 
 POSTGRES: Final[Mapping[str, str]] = {"shared_buffers": "256MB", "max_wal_size": "4GB", "max_connections": "100"}
+MADE_BY_DEMO: Final = "made-by-demo"
+"""A file in the home that says that its database holds a demo's data and nothing else."""
 _READY_SECONDS: Final = 60.0
 
 

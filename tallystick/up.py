@@ -10,7 +10,7 @@ from rich.text import Text
 from tallystick.addresses import OPERATOR
 from tallystick.processes import termination_as_interrupt
 from tallystick.settings import Settings
-from tallystick.stack import Stack
+from tallystick.stack import MADE_BY_DEMO, Stack
 
 
 def up(settings: Settings, console: Console) -> None:
@@ -24,6 +24,8 @@ def up(settings: Settings, console: Console) -> None:
             console.status("starting") as status,
             Stack(settings, say=status.update) as stack,
         ):
+            # From here on the database may hold what is not the demo's, and the next demo must put it aside.
+            (settings.home / MADE_BY_DEMO).unlink(missing_ok=True)
             stack.start_services()
             status.stop()
             _say_where(stack, console)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ingest.usage_events import Speaker
 from ledger.posting import STANDING
 from tests.factories import GATEWAY, NODE, make_event
 from tests.ledger.prices import make_card, per_million
@@ -574,3 +575,17 @@ async def test_any_order_repetition_and_batching_gives_what_the_best_statement_s
             f"select coalesce(sum({folded}), 0) from ledger.entries where request_id like %s", f"{example}-%"
         )
         assert tokens == sum(Told.counts(one.best)[place] for one in told.values() if one.best is not None)
+
+
+async def test_a_tenants_own_word_counts_only_until_its_gateway_speaks(ledger: Ledger) -> None:
+    """The tenant says 1 token, first and as the gateway; the gateway's report of 100 and 10 counts: 0.00028."""
+    await ledger.add_price(input="2.00", output="8.00")
+    small = {"prompt_tokens": 1, "completion_tokens": 0, "total_tokens": 1}
+    own = make_event("ev-own", request_id="req-1", usage=small)
+    await ledger.post(own, speaker=Speaker(tenant_id="t-alpha"))
+    assert ledger.total() == Decimal("0.000002")
+    await ledger.post(make_event("ev-gateway", request_id="req-1"))
+    assert ledger.total() == Decimal("0.00028")
+    late = make_event("ev-late", request_id="req-1", usage=small, revision=99)
+    assert ledger.outcomes(await ledger.post(late, speaker=Speaker(tenant_id="t-alpha"))) == ["evidence"]
+    assert ledger.total() == Decimal("0.00028")

@@ -312,3 +312,34 @@ async def test_a_worker_that_starts_before_everything_else_waits_and_says_for_wh
         worker.kill()
         ledger.superuser.execute("alter role tallystick_writer login")
     assert ledger.total() == 10 * PRICE
+
+
+async def test_a_worker_goes_on_from_where_a_person_says_without_a_restart(
+    embedded_broker: EmbeddedBroker, ledger: Ledger, tmp_path: Path
+) -> None:
+    """`feeds start-here` fences the worker that runs; it claims the feed again and reads on from there."""
+    await ledger.add_price(input="2.00", output="8.00")
+    embedded_broker.create_topic("moved", 1)
+    worker = WorkerProcess(
+        tmp_path / "worker",
+        writer_url=ledger.database.url_for("tallystick_writer"),
+        bootstrap=embedded_broker.bootstrap,
+        topic="moved",
+        group="moved",
+        session_seconds=3.0,
+    )
+    try:
+        send(embedded_broker.bootstrap, "moved", packs(events(10), 1))
+        wait_for(lambda: seen(ledger) == 10, 60, worker)
+        connection = await connect(ledger.database.url_for("tallystick_operator"))
+        try:
+            name = ledger.value("select name from ledger.feeds where kind = 'kafka'")
+            await feeds.start_here(connection, name, 12, actor="test", reason="two events are not wanted")
+        finally:
+            await connection.close()
+        send(embedded_broker.bootstrap, "moved", packs(events(10, first=10), 1))
+        wait_for(lambda: seen(ledger) == 18, 60, worker)
+        assert worker.process.poll() is None
+    finally:
+        worker.kill()
+    assert ledger.total() == 18 * PRICE
