@@ -36,10 +36,12 @@ class Settings(BaseSettings):
         default=None, description="Bootstrap servers, host:port,...; `up` and `demo` run a broker of their own."
     )
     usage_topic: str = Field(default="llm-usage", description="Topic of usage events.")
-    usage_partitions: int = Field(default=2, description="Partitions of the topic where we make it (embedded only).")
+    usage_partitions: int = Field(
+        default=2, ge=1, le=1000, description="Partitions of the topic where we make it (embedded only)."
+    )
     consumer_group: str = Field(default="tallystick", description="Kafka group; offsets live in Postgres, not in it.")
     kafka_session_seconds: float = Field(
-        default=10.0, description="After this long a silent worker's partitions move on."
+        default=10.0, gt=0, description="After this long a silent worker's partitions move on."
     )
 
     batch_events_max: int = Field(
@@ -50,11 +52,15 @@ class Settings(BaseSettings):
         ge=1,
         description="Bytes of messages that one transaction of the worker posts at most, about.",
     )
-    batch_wait_seconds: float = Field(default=0.1, description="How long a batch that is not full waits for more.")
-    message_bytes_max: int = Field(default=4 * 1024 * 1024, description="A larger message or request body is refused.")
+    batch_wait_seconds: float = Field(
+        default=0.1, ge=0, description="How long a batch that is not full waits for more."
+    )
+    message_bytes_max: int = Field(
+        default=4 * 1024 * 1024, ge=1, description="A larger message or request body is refused."
+    )
 
     api_host: str = Field(default="127.0.0.1", description="Address the API listens on.")
-    api_port: int = Field(default=8787, description="Port the API listens on; 0 takes a free one.")
+    api_port: int = Field(default=8787, ge=0, le=65_535, description="Port the API listens on; 0 takes a free one.")
     api_name: str = Field(
         default_factory=socket.gethostname, description="Names this replica's feed: one name, one process."
     )
@@ -66,7 +72,7 @@ class Settings(BaseSettings):
         default=3, ge=0, le=60, description="Days after a month's end in which late usage still enters it."
     )
 
-    rollup_seconds: float = Field(default=60.0, description="The scheduler's pause between rollups.")
+    rollup_seconds: float = Field(default=60.0, gt=0, description="The scheduler's pause between rollups.")
     heads_file: Path | None = Field(
         default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl."
     )
