@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -112,7 +113,7 @@ def demo(settings: Settings, console: Console) -> None:
     written.write_text(json.dumps(asdict(summary), indent=2) + "\n")
     _print(console, summary, tables, budgets, checks, proof, plan)
     console.print(
-        f"\n{time.monotonic() - started:.0f} seconds in all. The database stays: [bold]tallystick sql[/] opens it; figures in {_shown(written)}."
+        f"\n{time.monotonic() - started:.0f} seconds in all. The database stays: [bold]{_typed()} sql[/] opens it; figures in {_shown(written)}."
     )
     _refuse_disagreement(summary, checks, proof)
 
@@ -385,6 +386,11 @@ def _print_proof(console: Console, summary: Summary, proof: Proof) -> None:
         )
     for failure in proof.failures:
         console.print(f"[red]{failure.part}:[/] {failure.text}")
+
+
+def _typed() -> str:
+    """Return our command as the reader typed it: in a checkout it is on no search path."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "tallystick" else "tallystick"
 
 
 def _shown(path: Path) -> str:
