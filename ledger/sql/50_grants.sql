@@ -65,6 +65,4 @@ grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
 grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, first_hash, second_hash, batch_id, first_at,
     last_at, repeats, owner, note, resolved_at) on ledger.dead_letters to tallystick_analyst, tallystick_rollup;
--- Who changed what by command, and why: a question of the same people.
-grant select on ledger.acts to tallystick_analyst, tallystick_billing;
 grant select on ledger.entries, ledger.reader_tenants to tallystick_reader;
