@@ -1,4 +1,4 @@
-"""Commands about what the ledger keeps besides entries: dead letters, feeds, periods."""
+"""Commands about what the ledger keeps besides entries: dead letters, feeds, periods, acts."""
 
 import sys
 from typing import Annotated
@@ -28,6 +28,7 @@ from tallystick.commands.common import (
 dead_letters = group("Dead letters: what was received and could not be posted, with its bytes and the reason.")
 feeds = group("Feeds: where batches come from, and how far each is posted.")
 periods = group("Periods: the months of each tenant.")
+acts = group("Acts: who changed what by command, and why.")
 
 # A page is enough to see what is wrong; the whole is there with --raw.
 _BYTES_SHOWN_MAX = 4096
@@ -38,6 +39,25 @@ def register(app: typer.Typer) -> None:
     app.add_typer(dead_letters, name="dead-letters")
     app.add_typer(feeds, name="feeds")
     app.add_typer(periods, name="periods")
+    app.add_typer(acts, name="acts")
+
+
+# --- Acts -------------------------------------------------------------------------------------------------------------
+
+
+@acts.command("list")
+def list_acts(
+    act: Annotated[str | None, typer.Option("--act", help="Of this name, or of names that begin with it.")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="Of this actor.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 50,
+    format: FormatOption = Format.table,
+) -> None:
+    """List acts, the newest first."""
+    from ledger import acts as recorded
+
+    found = with_connection(lambda connection: recorded.list_acts(connection, act=act, actor=by, limit=limit))
+    columns = {"at": None, "actor": None, "act": None, "detail": None, "reason": None}
+    show(found, format, columns, empty="no acts")
 
 
 # --- Dead letters -----------------------------------------------------------------------------------------------------

@@ -183,3 +183,13 @@ def test_a_table_that_does_not_fit_becomes_lines(capsys: pytest.CaptureFixture[s
 def test_only_what_can_be_seen_is_printed() -> None:
     assert safe("Zürich 東京 ✓") == "Zürich 東京 ✓"
     assert safe("a\x00\x1b\x85\u202e\U000e0001\n") == "a\\x00\\x1b\\x85\\u202e\\U000e0001\\n"
+
+
+def test_acts_say_who_changed_what_and_why(posted: Commands) -> None:
+    posted.ok("entities", "add", "acme-gmbh", "--name", "Acme", "--actor", "ann")
+    listed = posted.json("acts", "list", "--act", "entities", "--by", "ann")
+    assert [(each["actor"], each["act"], each["detail"]["entity_id"]) for each in listed] == [
+        ("ann", "entities.add", "acme-gmbh")
+    ]
+    assert posted.json("acts", "list", "--act", "entities", "--by", "bob") == []
+    assert "acme-gmbh" in posted.ok("acts", "list").out
