@@ -23,7 +23,8 @@ log = logging.getLogger("tallystick.ingest")
 
 _TRIES: Final = 8
 _SHORTEST_PAUSE_SECONDS: Final = 0.05
-_EVENTS_AT_ONCE: Final = 100
+_EVENTS_AT_ONCE: Final = 25
+_TURNS: Final = 3
 _LONGEST_PAUSE_SECONDS: Final = 2.0
 _ITEMS_PER_BATCH: Final = 16_384
 """A batch numbers 65,536 rows, and an item becomes two in nearly all cases: one that goes, one that comes."""
@@ -129,7 +130,7 @@ async def read(
 ) -> Reading:
     """Read and price messages with the books in hand; never raises for what is in them.
 
-    Lets others run after each hundred events or so: the commit of the batch before takes its many small steps meanwhile.
+    Lets others run after each few events: the commit of the batch before takes its many small steps meanwhile.
     """
     items: list[Item] = []
     places: list[tuple[int, int]] = []
@@ -145,11 +146,18 @@ async def read(
             found = read_body(message.body, books.parties, message.received_at, message.speaker)
         items += found
         places += [(number, place) for place in range(len(found))]
-        prepared += prepare(books, found, missing)
-        if len(items) >= pause_at:
-            pause_at = len(items) + _EVENTS_AT_ONCE
-            await asyncio.sleep(0)
+        for start in range(0, len(found), _EVENTS_AT_ONCE):
+            prepared += prepare(books, found[start : start + _EVENTS_AT_ONCE], missing)
+            if len(prepared) >= pause_at:
+                pause_at = len(prepared) + _EVENTS_AT_ONCE
+                await _let_others_run()
     return Reading(messages, items, places, prepared, missing, books, expected_position, next_position)
+
+
+async def _let_others_run() -> None:
+    """Give a commit that is under way some turns of the loop: one exchange with the server takes it several."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 def ease_collection() -> None:
