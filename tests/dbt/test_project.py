@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dbt.cli.main import dbtRunner
 
 from tallystick.rollup import PROJECT, _connection_in_environment
 from tests.support.databases import Database
-
-dbt_main = pytest.importorskip("dbt.cli.main")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def invoke(url: str, folder: Path, *command: str) -> Any:
     with _connection_in_environment(url):
-        return dbt_main.dbtRunner().invoke(
+        return dbtRunner().invoke(
             [
                 *command, "--project-dir", str(PROJECT), "--profiles-dir", str(PROJECT), "--log-level", "none",
                 "--target-path", str(folder), "--log-path", str(folder), "--no-send-anonymous-usage-stats",

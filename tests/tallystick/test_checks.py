@@ -18,8 +18,6 @@ from tests.factories import NODE, make_event
 from tests.support.databases import Database
 from tests.support.ledger import Ledger
 
-pytest.importorskip("great_expectations")
-
 NOW = datetime.now(UTC)
 
 
