@@ -1,7 +1,7 @@
-"""Money is decimal from text to table: made from text, multiplied exactly, rounded once, at the invoice."""
+"""Money is decimal from text to table: made from text, multiplied exactly, and rounded by nothing here."""
 
 from collections.abc import Mapping
-from decimal import ROUND_HALF_UP, Context, Decimal, DecimalException, Inexact, InvalidOperation
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from typing import Final
 
 EXACT: Final = Context(prec=100, traps=[Inexact, InvalidOperation])
@@ -70,8 +70,3 @@ def amount_text(amount: Decimal) -> str:
     if not amount:
         amount = abs(amount)
     return f"{amount:f}"
-
-
-def round_for_invoice(amount: Decimal, currency: str) -> Decimal:
-    """Round half up (away from zero) at the currency's ISO 4217 exponent; invoices round, nothing before them does."""
-    return amount.quantize(Decimal(1).scaleb(-currency_exponent(currency)), rounding=ROUND_HALF_UP)

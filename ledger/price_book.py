@@ -688,10 +688,6 @@ class PriceBook:
         """Return the cards of a slot in order of time, without those that were replaced; the charge book has a currency."""
         return tuple(self._chains.get(slot, {}).get(currency, ()))
 
-    def price_changes(self, book: Book, selectors: Selectors) -> tuple[int, ...]:
-        """Return the instants at which another card starts to count for the selectors."""
-        return tuple(self._timeline(book, selectors).starts)
-
     def _timeline(self, book: Book, asked: Selectors) -> _Timeline:
         tenant_id = asked.tenant_id if book == "charge" and asked.tenant_id in self._own_tenants else None
         currency = asked.currency if book == "charge" else None

@@ -392,13 +392,6 @@ def test_the_hash_of_a_rate_set_covers_what_it_says() -> None:
     assert one.content_hash == "25cea704-1687-4c3a-3284-5b1175ee90d4"
 
 
-def test_price_changes_are_the_instants_of_the_cards() -> None:
-    assert PriceBook(1, DEEP).price_changes("cost", selectors(model="m-deep")) == (
-        parse_rfc3339("2026-01-01T00:00:00Z"),
-        parse_rfc3339("2026-04-09T16:30:00Z"),
-    )
-
-
 # --- What is refused -------------------------------------------------------------------------------------------------
 
 
