@@ -75,15 +75,40 @@ budgets = sa.Table(
         sa.Text,
         nullable=False,
         server_default="refuse",
-        comment="What to do with a call without an estimate: refuse or admit.",
+        comment="What to do with a call without an estimate: refuse it, admit it, or hold missing_estimate_amount for it.",
     ),
+    sa.Column("missing_estimate_amount", Amount, comment="What is held for a call without an estimate; for hold only."),
+    sa.Column(
+        "steps",
+        JSONB,
+        nullable=False,
+        server_default="[]",
+        comment="What is done before the limit is reached, by share of it, ascending: [{at, action: degrade or refuse, route, output_tokens_max, hold}].",
+    ),
+    sa.Column(
+        "when_away",
+        sa.Text,
+        nullable=False,
+        server_default="refuse",
+        comment="What a gateway does while this database cannot be asked: refuse or admit.",
+    ),
+    sa.Column("away_amount", Amount, comment="Up to how much a gateway admits by itself then; for admit only."),
+    sa.Column("description", sa.Text, comment="For people, in their words."),
     sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was made."),
     sa.Column("ended_at", Instant, comment="From here on it neither limits nor follows."),
     one_of("unit", *UNITS),
     one_of("window_kind", *WINDOWS),
     one_of("hardness", "hard", "soft", "shadow"),
     one_of("unknown_price", "refuse", "admit"),
-    one_of("missing_estimate", "refuse", "admit"),
+    one_of("missing_estimate", "refuse", "admit", "hold"),
+    sa.CheckConstraint(
+        "(missing_estimate = 'hold') = (missing_estimate_amount is not null)", name="hold_has_its_amount"
+    ),
+    sa.CheckConstraint("missing_estimate_amount >= 0", name="missing_estimate_amount_is_not_negative"),
+    one_of("when_away", "refuse", "admit"),
+    sa.CheckConstraint("(when_away = 'admit') = (away_amount is not null)", name="away_has_its_amount"),
+    sa.CheckConstraint("away_amount >= 0", name="away_amount_is_not_negative"),
+    sa.CheckConstraint("jsonb_typeof(steps) = 'array'", name="steps_are_a_list"),
     sa.CheckConstraint(
         f"group_by <@ array[{', '.join(repr(name) for name in GROUPS)}]::text[]", name="group_by_is_known"
     ),
@@ -103,6 +128,37 @@ budgets = sa.Table(
     # Serves the budgets of one tenant, and those of all tenants (null).
     sa.Index("ix_budgets_tenant_id", "tenant_id"),
     comment="One row per budget. Scope, unit and window never change: a change of those is a new budget.",
+)
+
+group_limits = sa.Table(
+    "group_limits",
+    metadata,
+    sa.Column(
+        "budget_id", sa.Text, sa.ForeignKey("quotas.budgets.budget_id"), primary_key=True, comment="A budget by groups."
+    ),
+    sa.Column("group_key", sa.Text, primary_key=True, comment="Which group: a JSON array as in quotas.windows."),
+    sa.Column("limit_amount", Amount, comment="Instead of the budget's; null: this group is not limited."),
+    sa.CheckConstraint("limit_amount >= 0", name="limit_is_not_negative"),
+    comment="One row per group of a budget whose limit is its own; all others have the budget's.",
+)
+
+budget_versions = sa.Table(
+    "budget_versions",
+    metadata,
+    sa.Column(
+        "budget_id", sa.Text, sa.ForeignKey("quotas.budgets.budget_id"), primary_key=True, comment="Whose terms."
+    ),
+    sa.Column("version", sa.Integer, primary_key=True, comment="From 1, without a gap."),
+    sa.Column("at", Instant, nullable=False, server_default=now(), comment="From when these are the terms."),
+    sa.Column("actor", sa.Text, nullable=False, comment="Who set them."),
+    sa.Column("reason", sa.Text, comment="Why, in the actor's words."),
+    sa.Column(
+        "terms",
+        JSONB,
+        nullable=False,
+        comment="All of them, and the limits of groups: amounts as text, ended_at once over.",
+    ),
+    comment="What the terms of a budget were at any instant: one row for each change, never changed itself.",
 )
 
 windows = sa.Table(
@@ -125,6 +181,13 @@ windows = sa.Table(
         nullable=False,
         server_default="0",
         comment="Requests in scope without an amount or count.",
+    ),
+    sa.Column(
+        "unpriced_tokens",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="Tokens in scope without an amount, later parts of a request included: what is posted is too low while above zero.",
     ),
     sa.Column("last_batch_id", sa.BigInteger, nullable=False, comment="The newest batch that moved it."),
     # Serves the answer to "what remains" for a tenant.
