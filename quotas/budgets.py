@@ -471,7 +471,7 @@ async def _change(
         f"update quotas.budgets set {assignments} where budget_id = %(budget_id)s",
         {**row, "budget_id": current.budget_id},
     )
-    await _note_excess(connection, current.budget_id, current.hardness, current.limit_amount)
+    await _note_excess(connection, current.budget_id, _Limits(current.hardness, current.limit_amount))
     await _note_thresholds(connection, current.budget_id)
     before = {column: getattr(current, column) for column in changed}
     detail = {"budget_id": current.budget_id, "before": _plain(before), "after": _plain(changed)}
@@ -517,17 +517,17 @@ async def _create(connection: Connection, row: Mapping[str, Any]) -> None:
         raise AlreadyThere("budget", row["budget_id"])
     await connection.execute(
         "insert into quotas.windows"
-        " (budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, last_batch_id)"
-        " select budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, batch_id"
+        " (budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, unpriced_tokens, last_batch_id)"
+        " select budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, unpriced_tokens, batch_id"
         " from quotas.fold_windows(%s)",
         [row["budget_id"]],
     )
-    await _note_excess(connection, row["budget_id"], row["hardness"], None)
+    await _note_excess(connection, row["budget_id"], _Limits(row["hardness"], None))
     await _note_thresholds(connection, row["budget_id"])
 
 
-async def _note_excess(connection: Connection, budget_id: str, hardness: str, limit: Decimal | None) -> None:
-    """Write down by how much each window's excess changes with the budget's new terms; `hardness` and `limit` are the old.
+async def _note_excess(connection: Connection, budget_id: str, before: "_Limits") -> None:
+    """Write down by how much each window's excess changes with the budget's new terms.
 
     Over all windows, past ones too: usage that comes late is held against the same limit there, and the changes of a
     window must sum to its excess.
@@ -538,20 +538,43 @@ async def _note_excess(connection: Connection, budget_id: str, hardness: str, li
         select w.budget_id, w.group_key, w.window_start, e.after - e.before, 'limit'
         from quotas.windows as w
         join quotas.budgets as b using (budget_id)
+        left join quotas.group_limits as g using (budget_id, group_key)
         cross join lateral (
             select
-                case when %(hardness)s = 'hard' and %(limit)s::numeric is not null
-                    then greatest(w.posted + w.held - %(limit)s::numeric, 0) else 0
+                quotas.limit_of(b.limit_amount, g.budget_id, g.limit_amount) as limit_after,
+                case
+                    when %(own)s::jsonb ? w.group_key then (%(own)s::jsonb ->> w.group_key)::numeric
+                    else %(limit)s::numeric
+                end as limit_before
+        ) as l
+        cross join lateral (
+            select
+                case when %(hardness)s = 'hard' and l.limit_before is not null
+                    then greatest(w.posted + w.held - l.limit_before, 0) else 0
                 end as before,
-                case when b.hardness = 'hard' and b.limit_amount is not null
-                    then greatest(w.posted + w.held - b.limit_amount, 0) else 0
+                case when b.hardness = 'hard' and l.limit_after is not null
+                    then greatest(w.posted + w.held - l.limit_after, 0) else 0
                 end as after
         ) as e
         where w.budget_id = %(budget_id)s and e.after <> e.before
         order by w.group_key, w.window_start
         """,
-        {"budget_id": budget_id, "hardness": hardness, "limit": limit},
+        {
+            "budget_id": budget_id,
+            "hardness": before.hardness,
+            "limit": before.limit,
+            "own": Jsonb({key: None if limit is None else amount_text(limit) for key, limit in before.own.items()}),
+        },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What limited a budget's windows before a change."""
+
+    hardness: str
+    limit: Decimal | None
+    own: Mapping[str, Decimal | None] = field(default_factory=dict)
 
 
 async def _note_thresholds(connection: Connection, budget_id: str) -> None:
@@ -562,8 +585,13 @@ async def _note_thresholds(connection: Connection, budget_id: str) -> None:
         select w.budget_id, w.group_key, w.window_start, t.threshold
         from quotas.windows as w
         join quotas.budgets as b using (budget_id)
-        cross join unnest(b.thresholds) as t (threshold)
-        where w.budget_id = %s and b.limit_amount > 0 and w.posted + w.held >= t.threshold * b.limit_amount
+        left join quotas.group_limits as g using (budget_id, group_key)
+        cross join lateral (select quotas.limit_of(b.limit_amount, g.budget_id, g.limit_amount) as limit_amount) as l
+        cross join unnest(b.thresholds || 1::numeric) as t (threshold)
+        where
+            w.budget_id = %s
+            and w.posted + w.held >= t.threshold * l.limit_amount
+            and (l.limit_amount > 0 or w.posted + w.held > 0 or w.unpriced_count > 0)
         on conflict do nothing
         """,
         [budget_id],

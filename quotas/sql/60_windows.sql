@@ -73,6 +73,16 @@ return case
     )
 end;
 
+-- The limit of a window: its group's own where it has one, which may be none at all, else the budget's. To be asked with
+-- the row of quotas.group_limits, if there is one, so that Postgres inlines it.
+create or replace function quotas.limit_of(
+    budgets_limit numeric, own_budget_id text, own_limit numeric
+) returns numeric
+language sql
+immutable
+parallel safe
+return case when own_budget_id is null then budgets_limit else own_limit end;
+
 -- Moves the budgets with the rows that are inserted, in the same transaction, whoever inserts. Each window is written
 -- once, in the order of its key, so that two writers wait for each other and never in a circle.
 create or replace function quotas.move_windows() returns trigger
@@ -87,15 +97,18 @@ begin
 
     written as (
         insert into quotas.windows as w
-            (budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, last_batch_id)
-        select m.budget_id, m.group_key, m.window_start, m.tenant_id, m.currency, m.posted, m.unpriced_count, m.batch_id
+            (budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, unpriced_tokens, last_batch_id)
+        select
+            m.budget_id, m.group_key, m.window_start, m.tenant_id, m.currency, m.posted, m.unpriced_count, m.unpriced_tokens,
+            m.batch_id
         from moved as m
         order by m.budget_id, m.group_key, m.window_start
         on conflict (budget_id, group_key, window_start) do update set
             posted = w.posted + excluded.posted,
             unpriced_count = w.unpriced_count + excluded.unpriced_count,
+            unpriced_tokens = w.unpriced_tokens + excluded.unpriced_tokens,
             last_batch_id = excluded.last_batch_id
-        returning w.budget_id, w.group_key, w.window_start, w.posted, w.held
+        returning w.budget_id, w.group_key, w.window_start, w.posted, w.held, w.unpriced_count
     ),
 
     limited as (
@@ -107,21 +120,27 @@ begin
             m.cause,
             b.hardness,
             b.thresholds,
-            b.limit_amount,
+            quotas.limit_of(b.limit_amount, g.budget_id, g.limit_amount) as limit_amount,
             w.posted + w.held as taken,
-            w.posted + w.held - m.posted as taken_before
+            w.posted + w.held - m.posted as taken_before,
+            w.unpriced_count > 0 as has_unpriced
         from written as w
         join moved as m using (budget_id, group_key, window_start)
         join quotas.budgets as b using (budget_id)
-        where b.limit_amount is not null
+        left join quotas.group_limits as g on g.budget_id = w.budget_id and g.group_key = w.group_key
+        where quotas.limit_of(b.limit_amount, g.budget_id, g.limit_amount) is not null
     ),
 
     noted as (
         insert into quotas.threshold_notes (budget_id, group_key, window_start, threshold, batch_id)
         select l.budget_id, l.group_key, l.window_start, t.threshold, l.batch_id
         from limited as l
-        cross join unnest(l.thresholds) as t (threshold)
-        where l.taken >= t.threshold * l.limit_amount and l.taken_before < t.threshold * l.limit_amount
+        -- The whole limit is a threshold of every budget that has one: a window that is exhausted always says so.
+        cross join unnest(l.thresholds || 1::numeric) as t (threshold)
+        where
+            (l.taken >= t.threshold * l.limit_amount and l.taken_before < t.threshold * l.limit_amount)
+            -- A limit of zero is reached from the start, and noted once something touches it.
+            or (l.limit_amount = 0 and (l.taken > 0 or l.has_unpriced))
         on conflict do nothing
     )
 
@@ -146,6 +165,14 @@ after insert on ledger.entries
 referencing new table as new_rows
 for each statement execute function quotas.move_windows();
 
+create or replace trigger refuse_change
+before update or delete on quotas.budget_versions
+for each row execute function ledger.refuse_change();
+
+create or replace trigger refuse_truncate
+before truncate on quotas.budget_versions
+for each statement execute function ledger.refuse_change();
+
 -- The same movements, folded from the ledger: fills the windows of a new budget, and is what `verify` compares with.
 create or replace function quotas.fold_windows(wanted text)
 returns table (
@@ -156,6 +183,7 @@ returns table (
     currency text,
     posted numeric,
     unpriced_count bigint,
+    unpriced_tokens bigint,
     batch_id bigint,
     cause text
 )
@@ -171,7 +199,15 @@ grant usage on schema quotas to tallystick_writer, tallystick_api, tallystick_op
     tallystick_billing, tallystick_rollup;
 grant select on all tables in schema quotas to tallystick_api, tallystick_operator, tallystick_analyst, tallystick_billing,
     tallystick_rollup;
-grant insert, update on quotas.budgets to tallystick_operator;
+-- Scope, unit, book and window of a budget never change: nobody has the right to.
+revoke update on quotas.budgets from tallystick_operator;
+grant insert on quotas.budgets to tallystick_operator;
+grant update (
+    limit_amount, hardness, interactive_reserve, thresholds, unknown_price, missing_estimate, missing_estimate_amount, steps,
+    when_away, away_amount, description, ended_at
+) on quotas.budgets to tallystick_operator;
+grant insert, update, delete on quotas.group_limits to tallystick_operator;
+grant insert on quotas.budget_versions to tallystick_operator;
 -- A new budget's windows are folded from the ledger; after that only the trigger moves them.
 grant insert on quotas.windows to tallystick_operator;
 revoke update on quotas.windows from tallystick_operator;

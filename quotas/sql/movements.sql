@@ -60,7 +60,9 @@ scoped as materialized (
         sum(e.request_count) as requests,
         coalesce(sum(e.request_count) filter (where e.cost_amount is null), 0) as cost_unpriced,
         coalesce(sum(e.request_count) filter (where e.charge_amount is null), 0) as charge_unpriced,
-        coalesce(sum(e.request_count) filter (where e.input_tokens is null), 0) as usage_missing
+        coalesce(sum(e.request_count) filter (where e.input_tokens is null), 0) as usage_missing,
+        coalesce(sum(e.input_tokens + e.output_tokens) filter (where e.cost_amount is null), 0) as cost_unpriced_tokens,
+        coalesce(sum(e.input_tokens + e.output_tokens) filter (where e.charge_amount is null), 0) as charge_unpriced_tokens
     from {source_rows} as e
     cross join uses as u
     where e.kind <> 'evidence'
@@ -111,7 +113,12 @@ matched as (
             when 'cost' then c.cost_unpriced
             when 'requests' then 0
             else c.usage_missing
-        end as unpriced_count
+        end as unpriced_count,
+        case a.unit
+            when 'charge' then c.charge_unpriced_tokens
+            when 'cost' then c.cost_unpriced_tokens
+            else 0
+        end as unpriced_tokens
     from candidates as c
     join active as a using (budget_id)
     where
@@ -136,9 +143,10 @@ select
     max(currency) as currency,
     sum(posted) as posted,
     sum(unpriced_count)::bigint as unpriced_count,
+    sum(unpriced_tokens)::bigint as unpriced_tokens,
     max(batch_id) as batch_id,
     (array_agg(kind order by abs(posted) desc))[1] as cause
 from matched
 where window_start >= first_window
 group by budget_id, group_key, window_start
-having sum(posted) <> 0 or sum(unpriced_count) <> 0
+having sum(posted) <> 0 or sum(unpriced_count) <> 0 or sum(unpriced_tokens) <> 0

@@ -15,11 +15,13 @@ found as (
         w.group_key,
         w.window_start,
         case
-            when b.hardness = 'hard' and b.limit_amount is not null then greatest(w.posted + w.held - b.limit_amount, 0)
+            when b.hardness = 'hard' and l.limit_amount is not null then greatest(w.posted + w.held - l.limit_amount, 0)
             else 0
         end as amount
     from quotas.windows as w
     join quotas.budgets as b on b.budget_id = w.budget_id
+    left join quotas.group_limits as g on g.budget_id = w.budget_id and g.group_key = w.group_key
+    cross join lateral (select quotas.limit_of(b.limit_amount, g.budget_id, g.limit_amount) as limit_amount) as l
 )
 
 select

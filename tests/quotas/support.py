@@ -91,7 +91,7 @@ def differences(ledger: Ledger) -> list[tuple[Any, ...]]:
             where b.ended_at is null
         )
 
-        select budget_id, group_key, window_start, w.posted, f.posted, w.unpriced_count, f.unpriced_count
+        select budget_id, group_key, window_start, w.posted, f.posted, w.unpriced_count, f.unpriced_count, w.unpriced_tokens, f.unpriced_tokens
         from folded as f
         full join (
             select w.* from quotas.windows as w join quotas.budgets as b using (budget_id) where b.ended_at is null
@@ -99,5 +99,6 @@ def differences(ledger: Ledger) -> list[tuple[Any, ...]]:
         where
             coalesce(w.posted, 0) <> coalesce(f.posted, 0)
             or coalesce(w.unpriced_count, 0) <> coalesce(f.unpriced_count, 0)
+            or coalesce(w.unpriced_tokens, 0) <> coalesce(f.unpriced_tokens, 0)
         """
     )

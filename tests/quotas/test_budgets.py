@@ -139,7 +139,7 @@ async def test_a_budget_that_is_overrun_when_set_says_so(ledger: Ledger) -> None
     await spend(ledger, "e1", "3.00")
     await set_budget(ledger, limit="1.00", thresholds=["0.5", "4"])
     assert excesses(ledger) == [("limit", "2")]
-    assert ledger.rows("select threshold from quotas.threshold_notes") == [(Decimal("0.5"),)]
+    assert ledger.rows("select threshold from quotas.threshold_notes order by 1") == [(Decimal("0.5"),), (Decimal(1),)]
     await set_budget(ledger, limit="1.00", hardness="soft")
     await set_budget(ledger, limit="2.50", hardness="hard")
     await set_budget(ledger, limit=None, thresholds=[])

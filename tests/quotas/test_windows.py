@@ -337,6 +337,68 @@ async def test_a_threshold_is_noted_once(ledger: Ledger) -> None:
     assert noted() == ["0.8", "1"]
 
 
+async def test_an_exhausted_window_is_noted_whatever_its_thresholds(ledger: Ledger) -> None:
+    """The whole limit is always a threshold: 0.99 of 1.00, then 1.00. Without a limit nothing is."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="1.00")
+    await set_budget(ledger, budget_id="none", feature="chat", limit=None)
+    await spend(ledger, "e1", "0.99")
+    assert ledger.rows("select * from quotas.threshold_notes") == []
+    await spend(ledger, "e2", "0.01")
+    assert ledger.rows("select budget_id, threshold from quotas.threshold_notes") == [("b", Decimal(1))]
+
+
+async def test_a_budget_that_forbids_notes_what_touches_it(ledger: Ledger) -> None:
+    """A limit of zero is noted by the first cent, and by the first request without a price."""
+    await add_price(ledger)
+    await set_budget(ledger, budget_id="chat", feature="chat", limit="0")
+    await set_budget(ledger, budget_id="search", feature="search", limit="0")
+    assert ledger.rows("select * from quotas.threshold_notes") == []
+    await spend(ledger, "e1", "0.01", feature="chat")
+    await spend(ledger, "e2", "1", feature="search", model="m-nobody-knows", requested_model="m-nobody-knows")
+    assert ledger.rows("select budget_id, threshold from quotas.threshold_notes order by 1") == [
+        ("chat", Decimal(1)), ("search", Decimal(1)),
+    ]  # fmt: skip
+
+
+async def test_a_group_may_have_a_limit_of_its_own(ledger: Ledger) -> None:
+    """Each feature 1.00, search 3.00, mail without limit: 2.00 of each is 1.00 too much for chat alone."""
+    await add_price(ledger)
+    await set_budget(ledger, group_by=("feature",), limit="1.00")
+    ledger.superuser.execute(
+        """insert into quotas.group_limits values ('b', '["search"]', 3), ('b', '["mail"]', null)"""
+    )
+    for number, feature in enumerate(("chat", "search", "mail")):
+        await spend(ledger, f"e{number}", "2.00", feature=feature)
+    assert ledger.rows("select group_key, change from quotas.excess") == [('["chat"]', Decimal(1))]
+    assert ledger.rows("select group_key from quotas.threshold_notes") == [('["chat"]',)]
+    await spend(ledger, "e4", "1.50", feature="search")
+    assert ledger.rows("select group_key, trim_scale(change)::text from quotas.excess order by excess_id") == [
+        ('["chat"]', "1"), ('["search"]', "0.5"),
+    ]  # fmt: skip
+
+
+async def test_a_later_part_without_a_price_is_seen(ledger: Ledger) -> None:
+    """One answer by two models, the second of which nobody priced: the request counts as priced, its tokens do not."""
+    await ledger.add_price("m-add", provider="anthropic", input="1.00", output="1.00")
+    await set_budget(ledger, limit="1.00")
+    part = {"input_tokens": 10, "output_tokens": 5}
+    usage = {
+        **part,
+        "iterations": [
+            {"type": "message", **part},
+            {"type": "advisor_message", "model": "m-nobody-knows", "input_tokens": 30, "output_tokens": 7},
+        ],
+    }
+    event = make_event(
+        provider="anthropic", model="m-add", requested_model="m-add", flavour="anthropic.messages", usage=usage,
+        time="2026-03-10T12:00:00Z",
+    )  # fmt: skip
+    await ledger.post(event, received_at=RECEIVED)
+    assert ledger.rows("select unpriced_count, unpriced_tokens from quotas.windows where budget_id = 'b'") == [(0, 37)]
+    assert differences(ledger) == []
+
+
 # --- Many at once --------------------------------------------------------------------------------------------------------
 
 

@@ -161,18 +161,18 @@ TAMPERED = {
         "update quotas.windows set posted = posted - 0.0000000001 where budget_id = 'totals-cost'"
         " and tenant_id = 't-beta'",
         {
-            "budgets": "window of 2026-01-01: holds 0.0002799999 posted and 0 unpriced, the ledger says 0.00028 and 0",
+            "budgets": "window of 2026-01-01: holds 0.0002799999 posted, 0 requests and 0 tokens unpriced, the ledger says 0.00028, 0 and 0",
             "totals": "tenant t-beta, 2026-01, USD: budget totals-cost says 0.0002799999, the ledger 0.00028",
         },
     ),
     "a window's count of what has no price": (
         "update quotas.windows set unpriced_count = 0",
-        {"budgets": "0 unpriced, the ledger says 0.00056 and 1"},
+        {"budgets": "0 requests and 110 tokens unpriced, the ledger says 0.00056, 1 and 110"},
     ),
     "a window from nowhere": (
         "insert into quotas.windows (budget_id, group_key, window_start, tenant_id, currency, posted, last_batch_id)"
         " values ('totals-charge', '[\"t-gamma\", \"USD\"]', '2026-01-01', 't-gamma', 'USD', 1, 1)",
-        {"budgets": "the ledger says 0 and 0", "totals": "tenant t-gamma"},
+        {"budgets": "the ledger says 0, 0 and 0", "totals": "tenant t-gamma"},
     ),
     "the totals themselves": (
         "update quotas.budgets set ended_at = now() where budget_id = 'totals-charge'",
@@ -237,8 +237,8 @@ async def test_a_chain_made_anew_is_sound_in_itself_and_differs_from_its_publish
         " where e.request_key = r.key",
         "delete from quotas.windows",
         "insert into quotas.windows (budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count,"
-        " last_batch_id) select f.budget_id, f.group_key, f.window_start, f.tenant_id, f.currency, f.posted,"
-        " f.unpriced_count, f.batch_id from quotas.budgets as b cross join lateral quotas.fold_windows(b.budget_id) as f",
+        " unpriced_tokens, last_batch_id) select f.budget_id, f.group_key, f.window_start, f.tenant_id, f.currency, f.posted,"
+        " f.unpriced_count, f.unpriced_tokens, f.batch_id from quotas.budgets as b cross join lateral quotas.fold_windows(b.budget_id) as f",
     ):
         ledger.superuser.execute(statement)
     assert proof(ledger).ok
