@@ -771,6 +771,43 @@ acts = sa.Table(
     comment="Who changed what by command, and why.",
 )
 
+approvals = sa.Table(
+    "approvals",
+    metadata,
+    sa.Column("approval_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="What people name it by."),
+    sa.Column("act", sa.Text, nullable=False, comment="What is to be done, as noun.verb."),
+    sa.Column("detail", JSONB, nullable=False, comment="With which values: what the second person agrees to."),
+    sa.Column("digest", Id, nullable=False, comment="Over act and detail: asking twice is one question."),
+    sa.Column("reason", sa.Text, nullable=False, comment="Why, in the words of whoever asks."),
+    sa.Column("requested_by", sa.Text, nullable=False, comment="Who asks, and will do it."),
+    sa.Column("requested_at", Instant, nullable=False, server_default=now(), comment="When it was asked."),
+    sa.Column("expires_at", Instant, nullable=False, comment="From here on a question, or a yes, counts no more."),
+    sa.Column(
+        "state",
+        sa.Text,
+        nullable=False,
+        server_default="requested",
+        comment="requested; approved: may be done, once; refused; used: was done; expired: was neither in time.",
+    ),
+    sa.Column("decided_by", sa.Text, comment="The second person; null until the answer."),
+    sa.Column("decided_at", Instant, comment="When the answer was given."),
+    sa.Column("decision_reason", sa.Text, comment="Why, in the words of the second person."),
+    sa.Column("used_at", Instant, comment="When the act was done; null until then."),
+    one_of("state", "requested", "approved", "refused", "used", "expired"),
+    sa.CheckConstraint("decided_by <> requested_by", name="is_by_two_people"),
+    sa.CheckConstraint(
+        "state not in ('approved', 'refused', 'used') or decided_by is not null", name="answer_has_its_person"
+    ),
+    # Serves the look-up by whoever acts, and keeps one open question for each act and detail.
+    sa.Index(
+        "uq_approvals_digest",
+        "digest",
+        unique=True,
+        postgresql_where=sa.text("state in ('requested', 'approved')"),
+    ),
+    comment="Acts that need a second person: who asked, who answered, and whether it was done.",
+)
+
 reader_tenants = sa.Table(
     "reader_tenants",
     metadata,
