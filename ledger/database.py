@@ -36,12 +36,17 @@ async def change(connection: Connection, *what: Versioned) -> AsyncIterator[None
 
 
 async def record_act(
-    connection: Connection, actor: str, act: str, detail: dict[str, Any], reason: str | None = None
+    connection: Connection,
+    actor: str,
+    act: str,
+    detail: dict[str, Any],
+    reason: str | None = None,
+    second_person: str | None = None,
 ) -> None:
-    """Write down who changed what by command, in the transaction that changes it."""
+    """Write down who changed what by command, in the transaction that changes it, and who agreed where two are needed."""
     await connection.execute(
-        "insert into ledger.acts (actor, act, detail, reason) values (%s, %s, %s, %s)",
-        [actor, act, Jsonb(detail), reason],
+        "insert into ledger.acts (actor, act, detail, reason, second_person) values (%s, %s, %s, %s, %s)",
+        [actor, act, Jsonb(detail), reason, second_person],
     )
 
 

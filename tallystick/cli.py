@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from tallystick.commands import (
+    approvals,
     budgets,
     exchange_rates,
     keys,
@@ -35,7 +36,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, rereading, proofs, sql,
+    services, parties, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

@@ -72,11 +72,21 @@ class Settings(BaseSettings):
         default=3, ge=0, le=60, description="Days after a month's end in which late usage still enters it."
     )
 
+    second_person: str = Field(
+        default="",
+        description="Acts that need a second person, by name or noun: corrections.reverse, corrections, ...; `approvals acts` lists them.",
+    )
+
     rollup_seconds: float = Field(default=60.0, gt=0, description="The scheduler's pause between rollups.")
     heads_file: Path | None = Field(
         default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl."
     )
     failpoints: str = Field(default="", description="For crash tests: place=die@n,...")
+
+    @property
+    def second_person_acts(self) -> list[str]:
+        """The names that `second_person` lists."""
+        return [name.strip() for name in self.second_person.split(",") if name.strip()]
 
     @property
     def published_heads(self) -> Path:

@@ -46,6 +46,9 @@ grant delete on ledger.source_tenants, ledger.reader_tenants, ledger.model_name_
 grant insert on ledger.model_name_rules, ledger.cards, ledger.exchange_rates, ledger.acts, ledger.rate_sets, ledger.rates
     to tallystick_operator;
 grant update (owner, note, resolved_at) on ledger.dead_letters to tallystick_operator;
+-- Who asked, and for what, stays as it was written; only the answer is added.
+grant insert on ledger.approvals to tallystick_operator;
+grant update (state, decided_by, decided_at, decision_reason, used_at) on ledger.approvals to tallystick_operator;
 grant usage on all sequences in schema ledger to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
 grant execute on function ledger.make_partitions(date) to tallystick_operator;

@@ -98,6 +98,13 @@ def acting(actor: str | None) -> str:
         raise CommandError("the user of this machine has no name: say who acts with --actor") from None
 
 
+def second_person_acts() -> frozenset[str]:
+    """Return the acts that the settings ask a second person for."""
+    from ledger.approvals import acts_of
+
+    return acts_of(settings().second_person_acts)
+
+
 def now() -> int:
     """Return the machine's clock in UTC microseconds."""
     return time.time_ns() // 1000
