@@ -283,11 +283,12 @@ def _joined(readings: list[Reading]) -> Reading:
         return first
     messages = list(first.messages)
     items, places, prepared = list(first.items), list(first.places), list(first.prepared)
-    missing = Missing(dict(first.missing.rate_sets), dict(first.missing.subjects))
+    missing = Missing(dict(first.missing.rate_sets), dict(first.missing.subjects), list(first.missing.places))
     for reading in others:
         assert reading.books is first.books, "each was read with other books"
         places += [(len(messages) + number, place) for number, place in reading.places]
         messages += reading.messages
+        missing.places += [len(items) + place for place in reading.missing.places]
         items += reading.items
         prepared += reading.prepared
         missing.rate_sets.update(reading.missing.rate_sets)

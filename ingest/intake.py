@@ -16,7 +16,7 @@ from ledger.books import Books, ensure_ids, load_books
 from ledger.database import Connection, connect, remedy_for
 from ledger.errors import StaleBooks
 from ledger.feeds import Claim
-from ledger.posting import Batch, CommitUnknown, Missing, Posted, Priced, post, prepare
+from ledger.posting import Batch, CommitUnknown, Missing, Posted, Priced, post, prepare, prepare_again
 from ledger.statements import DeadLetter, Item, Refused, Window
 
 log = logging.getLogger("tallystick.ingest")
@@ -89,16 +89,22 @@ class Reading:
 
     def with_ids(self) -> "Reading":
         """Return a reading whose prices name the ids that were missing."""
-        return self.with_items(self.items, self.places)
+        prepared, missing = prepare_again(self.books, self.items, self.prepared, self.missing)
+        return replace(self, prepared=prepared, missing=missing)
 
     def part(self, low: int, high: int) -> "Reading":
         """Return the reading of some of its items; only the part with the last item moves the position."""
         start = self.span[0] if self.span else 0
+        missing = self.missing
+        within = Missing(
+            missing.rate_sets, missing.subjects, [place - low for place in missing.places if low <= place < high]
+        )
         return replace(
             self,
             items=self.items[low:high],
             places=self.places[low:high],
             prepared=self.prepared[low:high],
+            missing=within,
             next_position=self.next_position if high == len(self.items) else self.expected_position,
             span=(start + low, start + high),
         )
@@ -147,7 +153,7 @@ async def read(
         items += found
         places += [(number, place) for place in range(len(found))]
         for start in range(0, len(found), _EVENTS_AT_ONCE):
-            prepared += prepare(books, found[start : start + _EVENTS_AT_ONCE], missing)
+            prepared += prepare(books, found[start : start + _EVENTS_AT_ONCE], missing, len(prepared))
             if len(prepared) >= pause_at:
                 pause_at = len(prepared) + _EVENTS_AT_ONCE
                 await _let_others_run()

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from decimal import Decimal
+from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 import msgspec
@@ -111,16 +113,26 @@ def _texts(values: tuple[str | None, ...]) -> str:
 
 def jsonb_text(value: Any) -> str:
     """Return a value as Postgres prints jsonb: keys by length and then bytes, a blank after each comma and colon."""
+    kind = type(value)
+    if kind is int:
+        return str(value)
+    if kind is str:
+        return encode_basestring(value)
     if isinstance(value, Mapping):
-        keys = sorted(value, key=lambda name: (len(name.encode()), name.encode()))
-        return (
-            "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {jsonb_text(value[name])}" for name in keys) + "}"
-        )
+        named = _in_order(tuple(value))
+        return "{" + ", ".join([f"{text}: {jsonb_text(value[name])}" for name, text in named]) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(jsonb_text(item) for item in value) + "]"
+        return "[" + ", ".join([jsonb_text(item) for item in value]) + "]"
     if isinstance(value, Decimal):
         return amount_text(value)
     return json.dumps(value, ensure_ascii=False)
+
+
+@lru_cache(maxsize=4096)
+def _in_order(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return keys in the order of jsonb, each with its text: most objects are of a few shapes."""
+    ordered = sorted(names, key=lambda name: (len(name.encode()), name.encode()))
+    return tuple((name, encode_basestring(name)) for name in ordered)
 
 
 def _number(value: int | None) -> str:

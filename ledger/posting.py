@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, Literal
 
@@ -165,9 +166,28 @@ class Batch:
 # --- Before the transaction: price, and write the lines ---------------------------------------------------------------
 
 
-def prepare(books: Books, items: Sequence[Item], missing: "Missing") -> list[Priced | Window | DeadLetter]:
-    """Price statements and write their lines; what has no id yet is noted, after whose making it is to be done again."""
-    return [_prepared(books, item, missing) for item in items]
+def prepare(
+    books: Books, items: Sequence[Item], missing: "Missing", first_place: int = 0
+) -> list[Priced | Window | DeadLetter]:
+    """Price statements and write their lines; what has no id yet is noted with the item's place, for `prepare_again`."""
+    made = []
+    for place, item in enumerate(items, start=first_place):
+        noted = missing.noted
+        made.append(_prepared(books, item, missing))
+        if missing.noted != noted:
+            missing.places.append(place)
+    return made
+
+
+def prepare_again(
+    books: Books, items: Sequence[Item], made: Sequence[Priced | Window | DeadLetter], was_missing: "Missing"
+) -> "tuple[list[Priced | Window | DeadLetter], Missing]":
+    """Return what was prepared, with the items made again whose prices or subjects had no id; and what has none still."""
+    again = list(made)
+    missing = Missing()
+    for place in was_missing.places:
+        again[place] = prepare(books, [items[place]], missing, place)[0]
+    return again, missing
 
 
 @dataclass(slots=True)
@@ -176,9 +196,21 @@ class Missing:
 
     rate_sets: dict[str, RateSet] = field(default_factory=dict)
     subjects: dict[tuple[str, str], None] = field(default_factory=dict)
+    places: list[int] = field(default_factory=list)
+    """Which items name one of them, so that only those are made again."""
+    noted: int = 0
+    """How often something was found to be missing."""
 
     def __bool__(self) -> bool:
         return bool(self.rate_sets or self.subjects)
+
+    def note_rate_set(self, rate_set: RateSet) -> None:
+        self.rate_sets[rate_set.content_hash] = rate_set
+        self.noted += 1
+
+    def note_subject(self, tenant_id: str, subject_hash: str) -> None:
+        self.subjects[tenant_id, subject_hash] = None
+        self.noted += 1
 
 
 def _prepared(books: Books, item: Item, missing: Missing) -> Priced | Window | DeadLetter:
@@ -207,7 +239,7 @@ def price_statement(books: Books, statement: Statement, at: int, kind: Kind, mis
     if statement.subject_hash is not None:
         subject_id = books.subject_ids.get((tenant_id, statement.subject_hash))
         if subject_id is None:
-            missing.subjects[tenant_id, statement.subject_hash] = None
+            missing.note_subject(tenant_id, statement.subject_hash)
     terms = tenant.at(at)
     day = local_date_at(terms.time_zone, at)
     currency = terms.charge_currency
@@ -260,8 +292,9 @@ def amounts_of(
 ) -> tuple[Money, Money, tuple[str, ...]]:
     """Return (cost, charge, why an amount is null) of one part of a call that has these parts."""
     selectors = _selectors(tenant_id, currency, dimensions, part, at)
-    cost, cost_unpriced = _amount(books, "cost", selectors, dimensions, part, parts, currency, missing)
-    charge, charge_unpriced = _amount(books, "charge", selectors, dimensions, part, parts, currency, missing)
+    cost_set, charge_set = books.prices.rate_sets(selectors)
+    cost, cost_unpriced = _amount(books, "cost", cost_set, dimensions, part, parts, currency, missing)
+    charge, charge_unpriced = _amount(books, "charge", charge_set, dimensions, part, parts, currency, missing)
     return cost, charge, charge_unpriced + cost_unpriced
 
 
@@ -287,14 +320,13 @@ _NO_USAGE: Final[Quantities] = {}
 def _amount(
     books: Books,
     book: Literal["cost", "charge"],
-    selectors: Selectors,
+    rate_set: RateSet | Unpriced,
     dimensions: tuple[str | None, ...],
     part: Part,
     parts: Sequence[Part],
     currency: str,
     missing: Missing,
 ) -> tuple[Money, tuple[str, ...]]:
-    rate_set = books.prices.rate_set(book, selectors)
     quantities = part.quantities
     if (
         isinstance(rate_set, Unpriced)
@@ -352,7 +384,7 @@ def rate_set_id(books: Books, rate_set: RateSet, missing: Missing) -> int | None
     """Return the id of a set; one that has none yet is noted as missing."""
     found = books.rate_set_ids.get(rate_set.content_hash)
     if found is None:
-        missing.rate_sets[rate_set.content_hash] = rate_set
+        missing.note_rate_set(rate_set)
     return found
 
 
@@ -477,11 +509,19 @@ class _Request(msgspec.Struct, gc=False):
     best_event_key: str
     is_new: bool
     stands: list[Standing] | None = None
-    """None until somebody needs it."""
+    """Read from the ledger, for what a later statement of this batch beats or corrects."""
+    said: Sequence[Entry] | None = None
+    """The rows of the statement of this batch that counts now: they cannot be read back before they are written."""
     last_entry_id: int = 0
     """Known where what stands was read, and so are its parts."""
     parts: list[Standing] | None = None
     is_changed: bool = False
+
+    def standing(self) -> list[Standing]:
+        if self.said is not None:
+            return [standing(entry) for entry in self.said]
+        assert self.stands is not None, "what stands was read for whatever beats or corrects it"
+        return self.stands
 
 
 @dataclass(slots=True)
@@ -504,8 +544,6 @@ class _Writing:
     recorded_at: int
     keys: dict[str, str]
     requests: dict[str, _Request]
-    batch_requests: Counter[str]
-    """How many statements of the batch speak of each request."""
     recorded_text: str = ""
     results: list[Result] = field(default_factory=list)
     new_keys: list[str] = field(default_factory=list)
@@ -585,15 +623,11 @@ class _Writing:
                     occurred_at=statement.occurred_at,
                     best_event_key=statement.event_key,
                     is_new=True,
-                    stands=[standing(entry) for entry in item.entries] if self._may_be_bettered(statement) else None,
+                    said=item.entries,
                 )
             self._book_fees(item.fees, period)
             return _CREATED if statement.claims_request else _EVIDENCE
         return self._restate(index, item, request)
-
-    def _may_be_bettered(self, statement: Statement) -> bool:
-        # Rows of this batch cannot be read back before they are written, so they are kept where a second report follows.
-        return self.batch_requests[statement.request_key or ""] > 1
 
     def _restate(self, index: int, item: Priced, request: _Request) -> Result:
         statement = item.statement
@@ -607,8 +641,7 @@ class _Writing:
             beats, flags = False, ("proposed",)
         said = entries
         if beats:
-            assert request.stands is not None
-            entries = true_up(request.stands, said, request.entry_id)
+            entries = true_up(request.standing(), said, request.entry_id)
         else:
             entries = [as_evidence(entry, *flags) if entry.kind != "evidence" else entry for entry in said]
         # Where a merge was recorded late, what stands and what is said belong to different tenants.
@@ -622,7 +655,7 @@ class _Writing:
         self._book_fees(item.fees, periods[0])
         if not beats:
             return Result("evidence", flags[0] if flags else None)
-        request.stands = [standing(entry) for entry in said]
+        request.stands, request.said = None, said
         request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
         return _CREATED
 
@@ -676,13 +709,11 @@ class _Writing:
         decision, has_usage, final, reported, source_rank, _ = request.rank
         if decision or not (has_usage and final and reported) or statement.rank[0] or statement.rank[4] > source_rank:
             return False
-        if request.stands is None:
-            return False
         said: Counter[str] = Counter()
         for part in statement.parts:
             said.update(dict(part.quantities or {}))
         stood: Counter[str] = Counter()
-        for group in request.stands:
+        for group in request.standing():
             stood.update(dict(group.quantities or {}))
         return statement.status == "void" or _is_lower(said, stood)
 
@@ -858,7 +889,6 @@ async def _open(connection: Connection, held: Claim, batch: Batch, books: Books)
         recorded_at=micros(clock[0]),
         keys=keys,
         requests={},
-        batch_requests=Counter(s.request_key for s in statements_of(batch) if s.request_key),
     )
     cursor = await connection.execute(
         "select key::text, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key::text"
@@ -1049,7 +1079,7 @@ async def _write_around(connection: Connection, writing: _Writing) -> None:
             " from unnest(%s::uuid[], %s::text[], %s::uuid[]) as c (key, rank, best) where r.key = c.key",
             [
                 [key for key, _ in changed],
-                [_array([str(number) for number in request.rank]) for _, request in changed],
+                [f"{{{_rank_text(request.rank)}}}" for _, request in changed],
                 [request.best_event_key for _, request in changed],
             ],
         )
@@ -1064,10 +1094,14 @@ async def _write_around(connection: Connection, writing: _Writing) -> None:
         )
 
 
+@lru_cache(maxsize=4096)
+def _rank_text(rank: Rank) -> str:
+    return ",".join([str(number) for number in rank])
+
+
 def _request_line(key: str, request: _Request) -> str:
-    rank = ",".join([str(number) for number in request.rank])
     return (
-        f"{key}\t{{{rank}}}\t{request.posting_period}\t{request.entry_id}\t{request.entry_count}\t"
+        f"{key}\t{{{_rank_text(request.rank)}}}\t{request.posting_period}\t{request.entry_id}\t{request.entry_count}\t"
         f"{postgres_text(request.occurred_at)}\t{request.best_event_key}\n"
     )
 

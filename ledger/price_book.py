@@ -627,7 +627,7 @@ class PriceBook:
         self._chains = _chains(self.cards)
         self._own_tenants = frozenset(slot[3] for slot in self._chains if slot[3] is not None)
         self._timelines: dict[tuple[str | None, ...], _Timeline] = {}
-        self._by_selectors: dict[tuple[str | None, ...], _Timeline] = {}
+        self._by_selectors: dict[tuple[str | None, ...], tuple[_Timeline, _Timeline]] = {}
         self._rate_sets: dict[str, RateSet] = {}
         self._derived: dict[tuple[str, str], RateSet] = {}
         self.has_fees = any("fee_per_operation" in card.body.billing_rules for card in self.cards.values())
@@ -635,23 +635,36 @@ class PriceBook:
 
     def rate_set(self, book: Book, selectors: Selectors) -> RateSet | Unpriced:
         """Return what prices usage in a book: the rates of the card in force at its time, or why there are none."""
-        timeline = self._by_selectors.get(
-            (
-                book,
-                selectors.provider,
-                selectors.model,
-                selectors.tenant_id,
-                selectors.currency,
-                selectors.provider_account,
-                selectors.deployment,
-                selectors.service_tier,
-                selectors.region,
-            )
+        return self.rate_sets(selectors)[book == "charge"]
+
+    def rate_sets(self, selectors: Selectors) -> tuple[RateSet | Unpriced, RateSet | Unpriced]:
+        """Return what prices usage in the cost and in the charge book."""
+        key = (
+            selectors.provider,
+            selectors.model,
+            selectors.tenant_id,
+            selectors.currency,
+            selectors.provider_account,
+            selectors.deployment,
+            selectors.service_tier,
+            selectors.region,
         )
-        if timeline is None:
-            timeline = self._timeline(book, selectors)
-        piece = timeline.pieces[bisect_right(timeline.starts, selectors.occurred_at)]
-        return piece.only or self._cell(piece, selectors.occurred_at // _MINUTE % _DAY, selectors.input_tokens)
+        timelines = self._by_selectors.get(key)
+        if timelines is None:
+            # Selectors come from outside: names that nobody will send twice must not fill the memory.
+            if len(self._by_selectors) >= _MEMO_MAX:
+                self._by_selectors.clear()
+            timelines = self._timeline("cost", selectors), self._timeline("charge", selectors)
+            self._by_selectors[key] = timelines
+        at = selectors.occurred_at
+        cost, charge = timelines
+        cost_piece = cost.pieces[bisect_right(cost.starts, at)]
+        charge_piece = charge.pieces[bisect_right(charge.starts, at)]
+        minute = at // _MINUTE % _DAY
+        return (
+            cost_piece.only or self._cell(cost_piece, minute, selectors.input_tokens),
+            charge_piece.only or self._cell(charge_piece, minute, selectors.input_tokens),
+        )
 
     def freed(self, rate_set: RateSet, rule: str) -> RateSet:
         """Return the set of a call that costs nothing by a billing rule of the card: every meter at zero."""
@@ -704,23 +717,9 @@ class PriceBook:
         )
         timeline = self._timelines.get(key)
         if timeline is None:
-            # Selectors come from outside: names that nobody will send twice must not fill the memory.
             if len(self._timelines) >= _MEMO_MAX:
                 self._timelines.clear()
             timeline = self._timelines[key] = self._build(book, asked, tenant_id, currency)
-        if len(self._by_selectors) >= _MEMO_MAX:
-            self._by_selectors.clear()
-        self._by_selectors[
-            book,
-            asked.provider,
-            asked.model,
-            asked.tenant_id,
-            asked.currency,
-            asked.provider_account,
-            asked.deployment,
-            asked.service_tier,
-            asked.region,
-        ] = timeline
         return timeline
 
     def _build(self, book: Book, asked: Selectors, tenant_id: str | None, currency: str | None) -> _Timeline:

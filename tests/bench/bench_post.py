@@ -66,8 +66,7 @@ async def rows_of(intake: Intake, bodies: list[bytes]) -> list[Rows]:
             cursor = await connection.execute("select nextval(pg_get_serial_sequence('ledger.batches', 'batch_id'))")
             batch_id = (await cursor.fetchone() or [0])[0]
             batch = reading.batch()
-            requests = Counter(s.request_key for s in posting.statements_of(batch) if s.request_key)
-            writing = posting._Writing(intake.books, batch, batch_id, received, {}, {}, requests)
+            writing = posting._Writing(intake.books, batch, batch_id, received, {}, {})
             writing.take_all()
             month = posting.from_micros(received).date().replace(day=1)
             found.append(
