@@ -1,10 +1,12 @@
 """The tables of the schema `ledger`. What they promise stands in README.md; functions and triggers in sql/."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB, TIMESTAMP, UUID
 
+from ledger.api_keys import DEFAULT_SCOPES, SCOPES
 from ledger.meters import COLUMN_METERS
 from ledger.statements import DIMENSIONS
 
@@ -30,6 +32,11 @@ def now() -> sa.TextClause:
 def one_of(column: str, *values: str) -> sa.CheckConstraint:
     listed = ", ".join(f"'{value}'" for value in values)
     return sa.CheckConstraint(f"{column} in ({listed})", name=f"{column}_is_known")
+
+
+def text_array(values: Iterable[str]) -> str:
+    """Return known words as SQL's array of text."""
+    return "array[" + ", ".join(f"'{value}'" for value in values) + "]::text[]"
 
 
 versions = sa.Table(
@@ -255,8 +262,28 @@ api_keys = sa.Table(
     sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was made."),
     sa.Column("revoked_at", Instant, comment="From here on it opens nothing; null while it is good."),
     sa.Column("note", sa.Text, comment="What it is for, for people."),
-    sa.CheckConstraint("num_nonnulls(tenant_id, source) = 1", name="belongs_to_one"),
-    comment="A credential belongs to one tenant, or to one source.",
+    sa.Column(
+        "scopes",
+        ARRAY(sa.Text),
+        nullable=False,
+        comment="What it may do, such as events:write. Those that change things for everybody are operators' keys' alone.",
+    ),
+    sa.Column("expires_at", Instant, comment="From here on it opens nothing; null: it does not expire."),
+    sa.Column(
+        "last_used_at",
+        Instant,
+        comment="When it was last used, as a process of the API wrote down up to a minute after; null: never.",
+    ),
+    sa.CheckConstraint("num_nonnulls(tenant_id, source) <= 1", name="belongs_to_one_at_most"),
+    sa.CheckConstraint(
+        f"cardinality(scopes) > 0 and scopes <@ {text_array(SCOPES)}",
+        name="scopes_are_known",
+    ),
+    sa.CheckConstraint(
+        f"num_nonnulls(tenant_id, source) = 0 or scopes <@ {text_array(DEFAULT_SCOPES)}",
+        name="only_operators_administer",
+    ),
+    comment="A credential belongs to one tenant, to one source, or, where it names neither, to an operator.",
 )
 
 periods = sa.Table(

@@ -53,7 +53,8 @@ grant usage on all sequences in schema ledger to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
 grant execute on function ledger.make_partitions(date) to tallystick_operator;
 
--- The API reads; what it writes goes through the writer.
+-- The API reads; what it writes goes through the writer or the operator, but for when a key was last used.
+grant update (last_used_at) on ledger.api_keys to tallystick_api;
 grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
     ledger.source_tenants, ledger.api_keys, ledger.periods, ledger.feeds, ledger.batches, ledger.entries
     to tallystick_api;
