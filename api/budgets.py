@@ -11,14 +11,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.documents import Room
 from api.errors import InvalidRequest, TenantNotFound
 from api.schemas import (
+    BUDGET_SCHEMAS,
     BUDGETS_OPERATION,
     TENANT_BUDGETS_OPERATION,
     AllBudgetsReply,
     BudgetsReply,
     Feeds,
     TenantBudgetsReply,
+    complete_budgets,
 )
 from api.services import Services, services_of
 from ledger.api_keys import ApiKey
@@ -67,7 +70,7 @@ async def tenant_budgets(
     services: Services, tenant_id: str, at_text: str | None, authorization: str | None, held_tag: str | None
 ) -> Reply:
     """Return the answer with what remains for one tenant, for whoever the header says is asking."""
-    key = await services.keys.identify(authorization)
+    key = await services.keys.identify(authorization, "budgets:read")
     at = _instant(at_text)
     found = await services.budgets.get((tenant_id, at)) if key.may_read(tenant_id) and "\0" not in tenant_id else None
     if found is None:
@@ -89,7 +92,7 @@ async def tenant_budgets(
 async def get_budgets(request: Request) -> Response:
     """Answer with what remains for all tenants of the key, a page at a time."""
     services = services_of(request)
-    key = await services.keys.identify(request.headers.get("authorization"))
+    key = await services.keys.identify(request.headers.get("authorization"), "budgets:read")
     at = _instant(request.query_params.get("at"))
     limit = _limit(request.query_params.get("limit"), services.config.page_tenants_max)
     after = request.query_params.get("after", "")
@@ -165,3 +168,6 @@ def _reply(held_tag: str | None, body: Any, content: bytes, now: datetime, lag: 
     headers.append((b"content-type", b"application/json"))
     headers.append((b"content-length", b"%d" % len(encoded)))
     return Reply(200, headers, encoded)
+
+
+ROOM: Final = Room(router, "budgets", "What may still be spent.", BUDGET_SCHEMAS, complete_budgets)

@@ -11,6 +11,8 @@ class Config:
     """Postgres as tallystick_writer, for events."""
     api_url: str = field(repr=False)
     """Postgres as tallystick_api, for everything that is read."""
+    operator_url: str | None = field(default=None, repr=False)
+    """Postgres as tallystick_operator, for administration; None: this replica does none."""
     name: str
     """Names this replica's feed, `api:<name>`: one name, one process."""
     body_bytes_max: int = 4 * 1024 * 1024
@@ -27,8 +29,11 @@ class Config:
     stuck_seconds: float = 30.0
     """A commit that takes longer makes the replica unready."""
     key_seconds: float = 3.0
-    """How long a key is remembered, so how late a revocation may be noticed."""
+    """How long a key is remembered, so how late a revocation is noticed by a replica that does not hear of it."""
+    admin_bytes_max: int = 1024 * 1024
+    """A larger body of an administrative request is refused."""
     read_connections: int = 4
+    operator_connections: int = 4
     page_tenants_max: int = 1_000
     revision: str | None = None
     """The newest migration that this code knows; None skips the check."""

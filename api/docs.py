@@ -6,6 +6,8 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from api.documents import Room
+
 router = APIRouter()
 
 _FOLDER: Final = Path(__file__).parent / "static"
@@ -31,3 +33,6 @@ _serve("/docs.js", "docs.js", "text/javascript; charset=utf-8")
 _serve("/docs.css", "docs.css", "text/css; charset=utf-8")
 _serve("/favicon.ico", "favicon.svg", "image/svg+xml")
 _serve("/favicon.svg", "favicon.svg", "image/svg+xml")
+
+
+ROOM: Final = Room(router, "", "")

@@ -2,14 +2,17 @@
 
 Refusal
 ├── Unauthenticated         no key in force was presented
+├── ScopeMissing            the key may not do this
 ├── TenantNotFound          no such tenant, or not this key's to see: one answer, so that nobody learns which
-├── InvalidRequest          a parameter breaks a rule
+├── InvalidRequest          a parameter or a field of the body breaks a rule
+├── MalformedBody           a body that is no JSON
 ├── EmptyBody, BodyTooLarge, TooManyEvents, UnsupportedMediaType
 └── Unavailable             nothing was acknowledged; the same request may be sent again
     ├── QueueFull           the queue pushes back
     ├── DeadlinePassed      no answer from the ledger in time
     ├── DatabaseAway        the database cannot be reached
     ├── ReplicaFenced       another process with this name has taken the feed
+    ├── NoAdministration    this replica has no connection as an operator
     └── Closing             this process is going away
 """
 
@@ -26,7 +29,7 @@ import psycopg
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ledger.errors import Fenced
+from ledger.errors import ActRefused, AlreadyThere, Fenced, Unknown
 
 log = logging.getLogger("tallystick.api")
 
@@ -47,6 +50,7 @@ class Kind:
 _SOON: Final = {"retry-after": "1"}
 
 PROBLEMS: Final[Mapping[str, Kind]] = {
+    "malformed-body": Kind(400, "The body cannot be read", "It is no JSON, or not in UTF-8; the detail says where."),
     "empty-body": Kind(400, "The body holds no event", "Send at least one event."),
     "unauthenticated": Kind(
         401,
@@ -54,13 +58,21 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         "The Authorization header is missing, or is no key that is in force. Also the answer to a revoked key.",
         {"www-authenticate": 'Bearer realm="tallystick"'},
     ),
+    "scope-missing": Kind(
+        403,
+        "The key may not do this",
+        "The key is in force, but lacks the scope that `scope` names. Whoever made the key can make one that has it.",
+    ),
     "tenant-not-found": Kind(
         404,
         "There is no such tenant",
         "The tenant does not exist, or the key may not see it; the answer does not say which.",
     ),
+    "unknown-name": Kind(404, "There is nothing of that name", "The detail says what is not there."),
     "not-found": Kind(404, "There is nothing here", "No route has this path."),
     "method-not-allowed": Kind(405, "The method is not allowed here", "The Allow header names those that are."),
+    "already-there": Kind(409, "There is one already", "Nothing was changed. The detail says what is there."),
+    "act-refused": Kind(409, "The rules forbid it", "Nothing was changed. The detail says which rule."),
     "body-too-large": Kind(
         413,
         "The body is too large",
@@ -73,7 +85,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         "The content type is not supported",
         "Structured CloudEvents only: single, batch, or one per line; UTF-8, not compressed.",
     ),
-    "invalid-request": Kind(422, "A parameter breaks a rule", "`errors` names the parameters and the rules."),
+    "invalid-request": Kind(422, "A parameter breaks a rule", "`errors` names each parameter or field, and its rule."),
     "internal-error": Kind(500, "A fault of ours", "Nothing was acknowledged. `reference` names the line in our log."),
     "queue-full": Kind(
         503, "Too much is waiting", "Nothing was kept. Send the same request again after Retry-After.", _SOON
@@ -95,6 +107,11 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         "This replica no longer takes events",
         "Another process runs under its name. Nothing was kept; another replica takes the same request.",
         _SOON,
+    ),
+    "no-administration": Kind(
+        503,
+        "This replica does not administer",
+        "It was started without TALLYSTICK_OPERATOR_URL. Nothing was changed; send the request to one that was.",
     ),
     "closing": Kind(503, "This replica is closing", "Nothing was kept; another replica takes the same request.", _SOON),
     "not-ready": Kind(503, "This replica is not ready", "`checks` says why.", _SOON),
@@ -122,6 +139,12 @@ class Unauthenticated(Refusal):
     code = "unauthenticated"
 
 
+class ScopeMissing(Refusal):
+    """The key may not do this."""
+
+    code = "scope-missing"
+
+
 class TenantNotFound(Refusal):
     """No such tenant, or not this key's to see."""
 
@@ -129,12 +152,18 @@ class TenantNotFound(Refusal):
 
 
 class InvalidRequest(Refusal):
-    """A parameter breaks a rule."""
+    """A parameter or a field of the body breaks a rule."""
 
     code = "invalid-request"
 
     def __init__(self, name: str, rule: str) -> None:
         super().__init__(f"{name} {rule}", errors=[{"name": name, "rule": rule}])
+
+
+class MalformedBody(Refusal):
+    """A body that is no JSON."""
+
+    code = "malformed-body"
 
 
 class EmptyBody(Refusal):
@@ -189,15 +218,25 @@ class ReplicaFenced(Unavailable):
     code = "replica-fenced"
 
 
+class NoAdministration(Unavailable):
+    """This replica has no connection as an operator."""
+
+    code = "no-administration"
+
+
 class Closing(Unavailable):
     """This process is going away."""
 
     code = "closing"
 
 
-# Errors from below and their problems; whatever is not here is a fault of ours.
-_BELOW: Final[tuple[tuple[type[Exception], str, str], ...]] = (
+# Errors from below and their problems, the first that fits; whatever is not here is a fault of ours. Without words of our own
+# the detail is the error's: those of acts are lines for a person, and only operators' keys lead to them.
+_BELOW: Final[tuple[tuple[type[Exception], str, str | None], ...]] = (
     (Fenced, "replica-fenced", "another process runs under this replica's name"),
+    (Unknown, "unknown-name", None),
+    (AlreadyThere, "already-there", None),
+    (ActRefused, "act-refused", None),
     (psycopg.OperationalError, "database-away", "the database did not answer"),
     (psycopg.InterfaceError, "database-away", "the connection to the database was lost"),
 )
@@ -225,7 +264,7 @@ def problem_of(error: Exception) -> Problem:
         return Problem(error.code, error.detail, **error.more)
     for kind, code, detail in _BELOW:
         if isinstance(error, kind):
-            return Problem(code, detail)
+            return Problem(code, str(error) if detail is None else detail)
     if isinstance(error, HTTPException) and error.status_code in _BY_STATUS:
         return Problem(_BY_STATUS[error.status_code], headers=error.headers)
     reference = uuid4().hex

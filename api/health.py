@@ -9,9 +9,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.documents import Room
 from api.errors import DatabaseAway, Problem
 from api.metrics import MEDIA_TYPE
-from api.schemas import HEALTH_OPERATION, METRICS_OPERATION, READY_OPERATION, Health
+from api.schemas import HEALTH_OPERATION, HEALTH_SCHEMAS, METRICS_OPERATION, READY_OPERATION, Health
 from api.services import Services, services_of
 from ledger.database import Connection
 
@@ -69,3 +70,6 @@ async def _look(connection: Connection, services: Services) -> tuple[int | None,
 async def get_metrics(request: Request) -> Response:
     """Answer with the process's counters."""
     return Response(services_of(request).metrics.text(), media_type=MEDIA_TYPE)
+
+
+ROOM: Final = Room(router, "operation", "For whoever runs it; without a key.", HEALTH_SCHEMAS)

@@ -6,21 +6,33 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api import budgets, docs, events, health
+from api import (
+    budgets,
+    docs,
+    events,
+    health,
+)
 from api.config import Config
+from api.documents import Room, complete
 from api.errors import InvalidRequest, problem_of
 from api.frame import Frame
-from api.schemas import complete
 from api.services import Services
 from api.short_cut import ShortCut
 
 VERSION: Final = "1"
 _START_SECONDS: Final = 5.0
+
+ROOMS: Final[tuple[Room, ...]] = (
+    events.ROOM,
+    budgets.ROOM,
+    health.ROOM,
+    docs.ROOM,
+)
+"""All routes, in the order in which the document lists them."""
 
 
 def create_app(config: Config) -> FastAPI:
@@ -30,11 +42,15 @@ def create_app(config: Config) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await services.reader.open()
+        await services.operator.open()
+        services.key_watch.start()
         await services.commits.start(_START_SECONDS)
         try:
             yield
         finally:
             await services.commits.close()
+            await services.key_watch.close()
+            await services.operator.close()
             await services.reader.close()
 
     app = FastAPI(
@@ -47,7 +63,7 @@ def create_app(config: Config) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = services
-    for room in (events, budgets, health, docs):
+    for room in ROOMS:
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
@@ -55,17 +71,10 @@ def create_app(config: Config) -> FastAPI:
     # Added last, so outermost.
     app.add_middleware(Frame, metrics=services.metrics)
     plain = app.openapi
-    operations = {
-        (route.path, method.lower()): route.openapi_extra
-        for room in (events, budgets, health)
-        for route in room.router.routes
-        if isinstance(route, APIRoute) and route.openapi_extra is not None
-        for method in route.methods or ()
-    }
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = complete(plain(), operations)
+            app.openapi_schema = complete(plain(), ROOMS)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What the answers look like, and the OpenAPI document that says so: exported from the types that write and read."""
+"""What the answers to events, to reads of budgets and to health look like, and how the document says so."""
 
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from api.errors import MEDIA_TYPE, PROBLEMS, urn
+from api.documents import answers, keyed, ref
 from ingest.usage_events import events_json_schema
 from ledger.statements import Outcome
 from quotas.remaining import Remaining
@@ -88,18 +88,6 @@ class AllBudgetsReply(Struct):
     next: Annotated[str | None, _said("The `after` of the next page; null on the last one.")]
 
 
-class ProblemReply(Struct, omit_defaults=True):
-    """RFC 9457."""
-
-    type: Annotated[str, _said("Stable: decide by this one.")]
-    title: str
-    status: int
-    detail: Annotated[str | UnsetType, _said("For a person.")] = UNSET
-    errors: Annotated[list[dict[str, str]] | UnsetType, _said("invalid-request: name and rule of each.")] = UNSET
-    reference: Annotated[str | UnsetType, _said("internal-error: names the line in our log.")] = UNSET
-    checks: Annotated[dict[str, str] | UnsetType, _said("not-ready: what failed and why.")] = UNSET
-
-
 class Health(Struct):
     """The process answers."""
 
@@ -107,21 +95,6 @@ class Health(Struct):
 
 
 # --- OpenAPI ---------------------------------------------------------------------------------------------------------
-
-_REF: Final = "#/components/schemas/{name}"
-
-TEXT: Final = """
-Usage events in, remaining budgets out.
-
-**Once.** An event is known by (tenant, `source`, `id`): sending it again is answered `duplicate` and changes nothing, however
-late. So every 503 and every lost answer is met by sending the same bytes again.
-
-**Acknowledged means stored.** An answer comes after the commit. What cannot be posted is kept with its bytes and the reason.
-
-**Amounts** are decimal text, exact and unrounded; never JSON floats. Instants are RFC 3339 in UTC; ends are exclusive.
-
-**Keys** belong to one tenant, which then rules over the body, or to one source, which speaks for its tenants.
-"""
 
 EVENT_EXAMPLE: Final = {
     "specversion": "1.0",
@@ -205,59 +178,6 @@ ALL_EXAMPLE: Final = {
 }
 
 
-def ref(name: str) -> dict[str, str]:
-    """Return a reference to a schema of the document."""
-    return {"$ref": _REF.format(name=name)}
-
-
-def components() -> dict[str, Any]:
-    """Return all schemas by name: our replies, and the events as the reader takes them."""
-    replies = (
-        EventResult,
-        EventsReply,
-        Feeds,
-        BudgetsReply,
-        AllBudgetsReply,
-        TenantBudgetsReply,
-        ProblemReply,
-        Health,
-        Remaining,
-    )
-    _, schemas = msgspec.json.schema_components(replies, ref_template=_REF)
-    for name in ("BudgetsReply", "TenantBudgetsReply"):
-        schemas[name]["properties"]["budgets"] = {"type": "array", "items": ref("Remaining")}
-    schemas["Remaining"]["properties"]["scope"] = {
-        "type": "object",
-        "description": "What usage must be to count here.",
-    }
-    schemas["ProblemReply"]["properties"]["type"]["enum"] = [urn(code) for code in PROBLEMS]
-    events = msgspec.json.decode(
-        msgspec.json.encode(events_json_schema()).replace(b"#/$defs/", b"#/components/schemas/")
-    )
-    schemas.update(events["$defs"])
-    schemas["Event"] = {"oneOf": events["oneOf"], "description": "One CloudEvents event."}
-    return dict(sorted(schemas.items()))
-
-
-def answers(ok: str, example: Any, *codes: str, status: str = "200", what: str = "") -> dict[str, Any]:
-    """Return the `responses` of an operation: what it answers, and the problems it may answer instead."""
-    responses: dict[str, Any] = {
-        status: {"description": what or "OK", "content": {"application/json": {"schema": ref(ok), "example": example}}}
-    }
-    for code in codes:
-        kind = PROBLEMS[code]
-        response = responses.setdefault(
-            str(kind.status),
-            {"description": "", "content": {MEDIA_TYPE: {"schema": ref("ProblemReply"), "examples": {}}}},
-        )
-        response["description"] += f"{'; ' if response['description'] else ''}`{code}`: {kind.means}"
-        response["content"][MEDIA_TYPE]["examples"][code] = {
-            "summary": kind.title,
-            "value": {"type": urn(code), "title": kind.title, "status": kind.status},
-        }
-    return responses
-
-
 _AT: Final = {
     "name": "at",
     "in": "query",
@@ -281,7 +201,6 @@ _TENANT: Final = {
     "example": "t-alpha",
 }
 _NOT_MODIFIED: Final = {"304": {"description": "Nothing has moved since the answer with that ETag."}}
-_KEYED: Final[list[dict[str, list[str]]]] = [{"key": []}]
 
 EVENTS_OPERATION: Final[dict[str, Any]] = {
     "summary": "Post usage events",
@@ -292,7 +211,7 @@ EVENTS_OPERATION: Final[dict[str, Any]] = {
     ),
     "operationId": "postEvents",
     "tags": ["events"],
-    "security": _KEYED,
+    "security": keyed("events:write"),
     "requestBody": {
         "required": True,
         "content": {
@@ -310,6 +229,7 @@ EVENTS_OPERATION: Final[dict[str, Any]] = {
         RESULT_EXAMPLE,
         "empty-body",
         "unauthenticated",
+        "scope-missing",
         "body-too-large",
         "too-many-events",
         "unsupported-media-type",
@@ -327,13 +247,14 @@ TENANT_BUDGETS_OPERATION: Final[dict[str, Any]] = {
     "description": "The tenant's budgets and the templates that apply to it, each in the window in force.",
     "operationId": "getTenantBudgets",
     "tags": ["budgets"],
-    "security": _KEYED,
+    "security": keyed("budgets:read"),
     "parameters": [_TENANT, _AT, _IF_NONE_MATCH],
     "responses": {
         **answers(
             "BudgetsReply",
             BUDGETS_EXAMPLE,
             "unauthenticated",
+            "scope-missing",
             "tenant-not-found",
             "invalid-request",
             "internal-error",
@@ -347,7 +268,7 @@ BUDGETS_OPERATION: Final[dict[str, Any]] = {
     "description": "A source's key sees the tenants that it speaks for, a tenant's key itself. By pages, ordered by tenant.",
     "operationId": "getBudgets",
     "tags": ["budgets"],
-    "security": _KEYED,
+    "security": keyed("budgets:read"),
     "parameters": [
         _AT,
         {
@@ -368,7 +289,13 @@ BUDGETS_OPERATION: Final[dict[str, Any]] = {
     ],
     "responses": {
         **answers(
-            "AllBudgetsReply", ALL_EXAMPLE, "unauthenticated", "invalid-request", "internal-error", "database-away"
+            "AllBudgetsReply",
+            ALL_EXAMPLE,
+            "unauthenticated",
+            "scope-missing",
+            "invalid-request",
+            "internal-error",
+            "database-away",
         ),
         **_NOT_MODIFIED,
     },
@@ -394,25 +321,25 @@ METRICS_OPERATION: Final[dict[str, Any]] = {
     "responses": {"200": {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 }
 
+EVENT_SCHEMAS: Final = (EventResult, EventsReply)
+BUDGET_SCHEMAS: Final = (Feeds, BudgetsReply, AllBudgetsReply, TenantBudgetsReply, Remaining)
+HEALTH_SCHEMAS: Final = (Health,)
 
-def complete(document: dict[str, Any], operations: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
-    """Return FastAPI's document with our operations by (path, method), our schemas, the key, and words for the tags.
 
-    What FastAPI says of an operation is left out: it knows our routes by their functions alone, which take a request.
-    """
-    document["paths"] = {}
-    for (path, method), operation in operations.items():
-        document["paths"].setdefault(path, {})[method] = operation
-    document["info"]["description"] = TEXT.strip()
-    document["components"] = {
-        "schemas": components(),
-        "securitySchemes": {
-            "key": {"type": "http", "scheme": "bearer", "description": "A token of `tallystick keys create`."}
-        },
+def complete_events(schemas: dict[str, Any]) -> None:
+    """Add the events as their reader takes them."""
+    events = msgspec.json.decode(
+        msgspec.json.encode(events_json_schema()).replace(b"#/$defs/", b"#/components/schemas/")
+    )
+    schemas.update(events["$defs"])
+    schemas["Event"] = {"oneOf": events["oneOf"], "description": "One CloudEvents event."}
+
+
+def complete_budgets(schemas: dict[str, Any]) -> None:
+    """Say what stands where an answer holds text that was encoded before."""
+    for name in ("BudgetsReply", "TenantBudgetsReply"):
+        schemas[name]["properties"]["budgets"] = {"type": "array", "items": ref("Remaining")}
+    schemas["Remaining"]["properties"]["scope"] = {
+        "type": "object",
+        "description": "What usage must be to count here.",
     }
-    document["tags"] = [
-        {"name": "events", "description": "Usage in."},
-        {"name": "budgets", "description": "What may still be spent."},
-        {"name": "operation", "description": "For whoever runs it; without a key."},
-    ]
-    return document

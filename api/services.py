@@ -7,10 +7,10 @@ from typing import cast
 from starlette.requests import Request
 
 from api.config import Config
-from api.database import Reader
+from api.database import Operator, Reader
 from api.gather import Gather
 from api.group_commit import GroupCommit
-from api.keys import KeyRing
+from api.keys import KeyRing, KeyWatch
 from api.metrics import Metrics
 from ledger.api_keys import ApiKey, find_keys
 from quotas.remaining import TenantBudgets, remaining
@@ -25,7 +25,9 @@ class Services:
     config: Config
     metrics: Metrics
     reader: Reader
+    operator: Operator
     keys: KeyRing
+    key_watch: KeyWatch
     commits: GroupCommit
     budgets: Gather[Asked, TenantBudgets]
 
@@ -40,11 +42,14 @@ class Services:
         async def budgets(asked: Sequence[Asked]) -> dict[Asked, TenantBudgets]:
             return (await reader.run(lambda connection: remaining(connection, asked))).tenants
 
+        ring = KeyRing(Gather(keys).get, config.key_seconds)
         return cls(
             config=config,
             metrics=metrics,
             reader=reader,
-            keys=KeyRing(Gather(keys).get, config.key_seconds),
+            operator=Operator(config.operator_url, config.operator_connections),
+            keys=ring,
+            key_watch=KeyWatch(ring, reader, config.api_url),
             commits=GroupCommit(config, metrics),
             # Two, so that one half of the crowd is answered while the other is read for.
             budgets=Gather(budgets, flights_max=2),

@@ -11,14 +11,16 @@ from tallystick.commands.common import (
     NeededReason,
     acting,
     group,
+    instant,
     note,
     print_json,
     say,
     show,
+    show_one,
     with_connection,
 )
 
-keys = group("API keys: a credential belongs to one tenant, or to one source.")
+keys = group("API keys: a credential belongs to one tenant, to one source, or to an operator.")
 
 
 def register(app: typer.Typer) -> None:
@@ -30,23 +32,48 @@ def register(app: typer.Typer) -> None:
 def create_key(
     tenant: Annotated[str | None, typer.Option("--tenant", help="The tenant that it speaks and reads for.")] = None,
     source: Annotated[str | None, typer.Option("--source", help="The source that it speaks for.")] = None,
+    operator: Annotated[
+        bool, typer.Option("--operator", help="An operator's: for every tenant, with the scopes that are named.")
+    ] = False,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            help=(
+                "What it may do, such as events:write; again for more. Left out, a tenant's or a source's may write"
+                " events and reservations and read budgets and usage."
+            ),
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help="A date (its midnight in UTC) or a time; left out, it does not.")
+    ] = None,
     remark: Annotated[str | None, typer.Option("--note", help="What it is for.")] = None,
     actor: ActorOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Make a key and show it once; only its hash is kept."""
     from ledger import api_keys
+    from ledger.times import from_micros
 
+    ends = None if expires is None else from_micros(instant(expires, "UTC"))
     made = with_connection(
         lambda connection: api_keys.create_key(
-            connection, actor=acting(actor), tenant_id=tenant, source=source, note=remark
+            connection,
+            actor=acting(actor),
+            tenant_id=tenant,
+            source=source,
+            is_operators=operator,
+            scopes=scope or (),
+            expires_at=ends,
+            note=remark,
         )
     )
     if format is Format.json:
-        print_json({"key_id": made.key_id, "token": made.token})
+        print_json(made)
         return
     say(made.token)
-    note(f"This is the only time that key {made.key_id} is shown.")
+    note(f"This is the only time that key {made.key_id} is shown. It may: {', '.join(made.scopes)}.")
 
 
 @keys.command("list")
@@ -61,13 +88,26 @@ def list_keys(
     found = with_connection(lambda connection: api_keys.list_keys(connection, tenant_id=tenant, source=source))
     columns = {
         "key": lambda each: each.key_id,
-        "tenant": lambda each: each.tenant_id,
-        "source": None,
+        "belongs to": lambda each: each.tenant_id or each.source or "operator",
+        "scopes": None,
         "note": None,
-        "created at": None,
+        "in force": lambda each: each.is_in_force,
+        "expires at": None,
         "revoked at": None,
+        "last used at": None,
     }
     show(found, format, columns, empty="no keys")
+
+
+@keys.command("show")
+def show_key(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, which is the part before its secret.")],
+    format: FormatOption = Format.table,
+) -> None:
+    """Show what is known of a key; never its secret."""
+    from ledger import api_keys
+
+    show_one(with_connection(lambda connection: api_keys.show_key(connection, key)), format)
 
 
 @keys.command("revoke")
@@ -76,7 +116,7 @@ def revoke_key(
     reason: NeededReason,
     actor: ActorOption = None,
 ) -> None:
-    """Revoke a key: requests that carry it are refused within seconds."""
+    """Revoke a key: requests that carry it are refused from now on, by a replica that is cut off within seconds."""
     from ledger import api_keys
 
     with_connection(lambda connection: api_keys.revoke_key(connection, key, actor=acting(actor), reason=reason))

@@ -131,14 +131,20 @@ def api() -> None:
     from api.config import Config
     from api.server import serve
     from migrations.run import newest_revision
-    from tallystick.addresses import API, WRITER, addresses
+    from tallystick.addresses import API, OPERATOR, WRITER, NoAddress, addresses
 
     options = settings()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with addresses(options) as found:
+        try:
+            operator_url: str | None = found.url_for(OPERATOR)
+        except NoAddress:
+            # A replica that takes usage needs no right to change prices.
+            operator_url = None
         config = Config(
             writer_url=found.url_for(WRITER),
             api_url=found.url_for(API),
+            operator_url=operator_url,
             name=options.api_name,
             body_bytes_max=options.message_bytes_max,
             batch_events_max=options.batch_events_max,

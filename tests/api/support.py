@@ -24,16 +24,25 @@ def config_of(ledger: Ledger, **overrides: Any) -> Config:
         **{
             "writer_url": ledger.database.url_for("tallystick_writer"),
             "api_url": ledger.database.url_for("tallystick_api"),
+            "operator_url": ledger.database.url_for("tallystick_operator"),
             "name": "api-1",
             **overrides,
         }
     )
 
 
-async def make_key(ledger: Ledger, *, tenant_id: str | None = None, source: str | None = None) -> str:
-    """Make a key as an operator does and return its token."""
+async def make_key(ledger: Ledger, *scopes: str, tenant_id: str | None = None, source: str | None = None) -> str:
+    """Make a key as an operator does and return its token; without tenant and source it is an operator's."""
     async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
-        return (await create_key(connection, actor="test", tenant_id=tenant_id, source=source)).token
+        made = await create_key(
+            connection,
+            actor="test",
+            tenant_id=tenant_id,
+            source=source,
+            is_operators=tenant_id is None and source is None,
+            scopes=scopes,
+        )
+        return made.token
 
 
 async def revoke(ledger: Ledger, token: str) -> None:

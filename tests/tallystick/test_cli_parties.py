@@ -178,6 +178,20 @@ def test_a_key_is_shown_once(with_tenant: Commands) -> None:
     assert revoked[made["key_id"]] is not None
 
 
+def test_an_operators_key_has_the_scopes_that_are_named(with_tenant: Commands) -> None:
+    made = with_tenant.json(
+        "keys", "create", "--operator", "--scope", "periods:write", "--scope", "budgets:read", "--expires", "2099-01-01"
+    )
+    shown = with_tenant.json("keys", "show", made["key_id"])
+    assert (shown["tenant_id"], shown["source"], shown["is_in_force"]) == (None, None, True)
+    assert (shown["scopes"], shown["expires_at"]) == (["budgets:read", "periods:write"], "2099-01-01T00:00:00Z")
+    assert "operator" in with_tenant.ok("keys", "list").out
+    assert "name at least one" in with_tenant("keys", "create", "--operator").line
+    assert "only an operator's" in with_tenant("keys", "create", "--tenant", "acme", "--scope", "grants:write").line
+    assert "in the future" in with_tenant("keys", "create", "--tenant", "acme", "--expires", "2020-01-01").line
+    assert "no key" in with_tenant("keys", "show", "tsk_none").line
+
+
 def test_every_change_says_who_made_it(with_tenant: Commands) -> None:
     with_tenant.ok("tenants", "suspend", "acme", "--reason", "unpaid", "--actor", "jane")
     with with_tenant.database.connect() as connection:

@@ -1,0 +1,65 @@
+"""Bodies of requests: read within a limit, and decoded into the type that the document states."""
+
+import re
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from api.errors import BodyTooLarge, EmptyBody, InvalidRequest, MalformedBody, UnsupportedMediaType
+
+Decoded = TypeVar("Decoded")
+
+_PLACE: Final = re.compile(r"^(?P<rule>.*?)(?: - at `\$\.?(?P<name>[^`]*)`)?$", re.DOTALL)
+
+
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """Return the body.
+
+    Errors: `BodyTooLarge` as soon as it is known to be, `EmptyBody`.
+    """
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > bytes_max:
+        raise BodyTooLarge(f"{stated} bytes; at most {bytes_max} are read")
+    chunks = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > bytes_max:
+            raise BodyTooLarge(f"more than {bytes_max} bytes")
+        chunks.append(chunk)
+    body = b"".join(chunks)
+    if not body or body.isspace():
+        raise EmptyBody("the body is empty")
+    return body
+
+
+def check_json(content_type: str, content_encoding: str | None) -> None:
+    """Refuse a body that is not JSON by its own headers; a body that says nothing is taken at its word.
+
+    Errors: `UnsupportedMediaType`.
+    """
+    if content_encoding is not None and content_encoding.lower() != "identity":
+        raise UnsupportedMediaType("content-encoding is not supported: send the body as it is")
+    name = content_type.partition(";")[0].strip().lower()
+    if name not in ("", "application/json") and not name.endswith("+json"):
+        raise UnsupportedMediaType(f"content-type is {name!r:.80}; this takes application/json")
+
+
+def decode(decoder: "msgspec.json.Decoder[Decoded]", body: bytes) -> Decoded:
+    """Return what the body says.
+
+    Errors: `InvalidRequest` names field and rule, `MalformedBody` for what is no JSON.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        found = _PLACE.match(str(error))
+        assert found is not None, "the pattern takes every text"
+        raise InvalidRequest(found["name"] or "body", _said(found["rule"])) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedBody(f"{str(error)[:200]}") from None
+
+
+def _said(rule: str) -> str:
+    return rule[:1].lower() + rule[1:]
