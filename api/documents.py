@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from api.errors import MEDIA_TYPE, PROBLEMS, urn
+from api.errors import MEDIA_TYPE, PROBLEMS, type_of
 from ledger.api_keys import SCOPES, Scope
 
 _REF: Final = "#/components/schemas/{name}"
@@ -31,7 +31,10 @@ late. So every 503 and every lost answer is met by sending the same bytes again.
 **Keys** belong to one tenant, which then rules over the body, to one source, which speaks for its tenants, or to an operator.
 Each has scopes, and a route names the one that it needs.
 
-**Problems** are RFC 9457. Decide by `type`; its last part is the code under which `/problems/{code}` explains it.
+**Problems** are RFC 9457. Decide by `type`, which is also the address of a page that explains it; `/problems` lists them all.
+
+**Requests** may carry an `X-Request-Id` of up to 128 plain characters; else one is made. It comes back in the header of that name, in
+`request_id` of a problem, and stands in our log.
 """
 
 
@@ -45,10 +48,13 @@ class FieldRule(Struct):
 class ProblemReply(Struct, omit_defaults=True):
     """RFC 9457."""
 
-    type: Annotated[str, Meta(description="Stable: decide by this one.")]
+    type: Annotated[
+        str, Meta(description="Stable: decide by this one. It is also the address of a page that explains it.")
+    ]
     title: str
     status: int
     detail: Annotated[str | UnsetType, Meta(description="For a person.")] = UNSET
+    request_id: Annotated[str | UnsetType, Meta(description="As in the header X-Request-Id.")] = UNSET
     errors: Annotated[list[FieldRule] | UnsetType, Meta(description="invalid-request: name and rule of each.")] = UNSET
     reference: Annotated[str | UnsetType, Meta(description="internal-error: names the line in our log.")] = UNSET
     checks: Annotated[dict[str, str] | UnsetType, Meta(description="not-ready: what failed and why.")] = UNSET
@@ -93,7 +99,7 @@ def answers(ok: str, example: Any, *codes: str, status: str = "200", what: str =
         response["description"] += f"{'; ' if response['description'] else ''}`{code}`: {kind.means}"
         response["content"][MEDIA_TYPE]["examples"][code] = {
             "summary": kind.title,
-            "value": {"type": urn(code), "title": kind.title, "status": kind.status},
+            "value": {"type": type_of(code), "title": kind.title, "status": kind.status},
         }
     return responses
 
@@ -199,7 +205,7 @@ def complete(document: dict[str, Any], rooms: Sequence[Room]) -> dict[str, Any]:
 def _schemas(rooms: Sequence[Room]) -> dict[str, Any]:
     types = dict.fromkeys([ProblemReply, *(kind for room in rooms for kind in room.schemas)])
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
-    schemas["ProblemReply"]["properties"]["type"]["enum"] = [urn(code) for code in PROBLEMS]
+    schemas["ProblemReply"]["properties"]["type"]["enum"] = [type_of(code) for code in PROBLEMS]
     for room in rooms:
         if room.complete is not None:
             room.complete(schemas)

@@ -17,8 +17,10 @@ Refusal
 """
 
 import logging
+import re
 import traceback
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -118,9 +120,19 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
 }
 
 
-def urn(code: str) -> str:
-    """Return the stable type of a problem."""
-    return f"urn:tallystick:problem:{code}"
+def type_of(code: str) -> str:
+    """Return the stable type of a problem: an address under which every replica explains it."""
+    return f"/problems/{code}"
+
+
+_SANE: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+request_id: Final[ContextVar[str]] = ContextVar("request_id", default="")
+"""The id of the request in hand: in its answer's header, in problems, and in what we log of it."""
+
+
+def request_id_of(sent: str | None) -> str:
+    """Return the caller's own id for a request if it is plain and short, else a new one."""
+    return sent if sent is not None and _SANE.fullmatch(sent) else uuid4().hex
 
 
 class Refusal(Exception):
@@ -252,9 +264,11 @@ class Problem(Response):
         self, code: str, detail: str | None = None, headers: Mapping[str, str] | None = None, **more: Any
     ) -> None:
         kind = PROBLEMS[code]
-        body = {"type": urn(code), "title": kind.title, "status": kind.status, **more}
+        body = {"type": type_of(code), "title": kind.title, "status": kind.status, **more}
         if detail is not None:
             body["detail"] = detail
+        if request := request_id.get():
+            body["request_id"] = request
         super().__init__(msgspec.json.encode(body), kind.status, {**kind.headers, **(headers or {})})
 
 
@@ -268,7 +282,7 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, HTTPException) and error.status_code in _BY_STATUS:
         return Problem(_BY_STATUS[error.status_code], headers=error.headers)
     reference = uuid4().hex
-    log.error("fault %s: %s", reference, where(error))
+    log.error("fault %s of request %s: %s", reference, request_id.get() or "unknown", where(error))
     return Problem("internal-error", "see the reference", reference=reference)
 
 

@@ -1,11 +1,11 @@
-"""What lies around every request: its time is taken, and no error leaves as anything but a problem."""
+"""What lies around every request: it has an id, its time is taken, and no error leaves as anything but a problem."""
 
 import time
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import problem_of
+from api.errors import problem_of, request_id, request_id_of
 from api.metrics import Metrics
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -28,9 +28,13 @@ class Frame:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", told.encode())]
             await send(message)
 
         began = time.perf_counter()
+        sent = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
+        told = request_id_of(None if sent is None else sent.decode("latin-1"))
+        request_id.set(told)
         try:
             await self._app(scope, receive, noting)
         except Exception as error:

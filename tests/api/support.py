@@ -115,7 +115,7 @@ def problem(answer: httpx.Response) -> str:
     body = answer.json()
     assert body["status"] == answer.status_code
     assert body["title"]
-    return str(body["type"]).removeprefix("urn:tallystick:problem:")
+    return str(body["type"]).removeprefix("/problems/")
 
 
 def add_budget(

@@ -54,10 +54,11 @@ async def test_a_budget_without_movements_shows_zero_and_its_window(world: Ledge
 async def test_the_short_cut_and_the_routed_way_answer_alike(world: Ledger) -> None:
     add_budget(world)
     token = await make_key(world, tenant_id="t-alpha")
+    asking = {**bearer(token), "x-request-id": "r-1"}
     async with site(world) as here:
         for tenant_id in ("t-alpha", "t-beta", "t-alpha%20", "%2f"):
-            short = await here.client.get(f"/v1/tenants/{tenant_id}/budgets", headers=bearer(token))
-            routed = await here.client.get(f"/v1/tenants/{tenant_id}/budgets?x=1", headers=bearer(token))
+            short = await here.client.get(f"/v1/tenants/{tenant_id}/budgets", headers=asking)
+            routed = await here.client.get(f"/v1/tenants/{tenant_id}/budgets?x=1", headers=asking)
             assert short.status_code == routed.status_code
             if short.status_code == 200:
                 assert short.json()["budgets"] == routed.json()["budgets"]
@@ -289,9 +290,10 @@ async def test_a_tenant_sees_itself_and_nothing_tells_it_of_others(world: Ledger
     add_budget(world, "secret-beta", tenant_id="t-beta")
     token = await make_key(world, tenant_id="t-alpha")
     async with site(world) as here:
-        theirs = await here.budgets("t-beta", token)
-        nobody = await here.budgets("t-nobody", token)
-        strange = await here.budgets("%00", token)
+        asked = {"x-request-id": "r-1"}
+        theirs = await here.budgets("t-beta", token, **asked)
+        nobody = await here.budgets("t-nobody", token, **asked)
+        strange = await here.budgets("%00", token, **asked)
         bulk = await everything(here, token)
     assert (theirs.status_code, problem(theirs)) == (404, "tenant-not-found")
     assert theirs.content == nobody.content == strange.content

@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from api import errors
-from api.errors import PROBLEMS, Refusal, urn
+from api.errors import PROBLEMS, Refusal, type_of
 from api.main import ROOMS
 from ledger.api_keys import SCOPES
 from tests.api.support import add_budget, bearer, make_key, problem, site
@@ -109,7 +109,7 @@ async def test_what_is_not_there_is_a_problem_too(
     async with site(world) as here:
         answer = await here.client.request(method, path)
         assert (answer.status_code, problem(answer)) == (status, code)
-        assert answer.json()["type"] == urn(code)
+        assert answer.json()["type"] == type_of(code)
         if status == 405:
             assert answer.headers["allow"]
 
@@ -128,6 +128,39 @@ async def test_the_page_loads_nothing_from_elsewhere(world: Ledger) -> None:
             assert answer.headers["content-type"].startswith(kind)
             assert "default-src 'none'" in answer.headers["content-security-policy"]
             assert set(re.findall(r"https?://[^\s\"']+", answer.text)) <= {"http://www.w3.org/2000/svg"}
+
+
+async def test_the_type_of_a_problem_is_the_address_of_its_page(world: Ledger) -> None:
+    async with site(world) as here:
+        listed = await here.client.get("/problems")
+        for code, kind in PROBLEMS.items():
+            page = await here.client.get(type_of(code))
+            assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+            assert f"status {kind.status}" in page.text
+            assert f'href="{type_of(code)}"' in listed.text
+        assert problem(await here.client.get("/problems/none")) == "not-found"
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_kept"),
+    [
+        ("a1-B2.c:d/e+f=@", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("", False),
+        ("a b", False),
+        ('a"b', False),
+        (None, False),
+    ],
+)
+async def test_a_request_keeps_its_plain_id_and_else_gets_one(world: Ledger, sent: str | None, is_kept: bool) -> None:
+    async with site(world) as here:
+        headers = {} if sent is None else {"x-request-id": sent}
+        answers = [await here.client.get(path, headers=headers) for path in ("/healthz", "/v1/budgets", "/v1/nothing")]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert [one == sent for one in ids] == [is_kept] * 3
+    assert all(re.fullmatch(r"[0-9a-f]{32}", one) for one in ids) is not is_kept
+    assert [answer.json()["request_id"] for answer in answers[1:]] == ids[1:]
 
 
 async def test_health_needs_no_database_and_readiness_does(world: Ledger) -> None:
