@@ -760,14 +760,39 @@ dead_letters = sa.Table(
     sa.Column("first_hash", Id, comment="Conflict: content hash of what was accepted first."),
     sa.Column("second_hash", Id, comment="Conflict: content hash of this one."),
     sa.Column("batch_id", sa.BigInteger, nullable=False, comment="The batch that set it aside first."),
+    sa.Column(
+        "position",
+        sa.BigInteger,
+        comment="Offset in the log of the message that brought it first; the batch's feed names the partition. Null over HTTP.",
+    ),
+    sa.Column("sent_tenant_id", sa.Text, comment="The tenant that the bytes name, where they can be read."),
+    sa.Column("source", sa.Text, comment="The sender that the bytes name, where they can be read."),
+    sa.Column("event_id", sa.Text, comment="The id that the bytes name, where they can be read."),
+    sa.Column(
+        "sequence", sa.BigInteger, comment="The sender's own counter, where it can be read: set aside, not lost."
+    ),
     sa.Column("first_at", Instant, nullable=False, comment="When it was first set aside."),
     sa.Column("last_at", Instant, nullable=False, comment="When it last came again."),
     sa.Column("repeats", sa.BigInteger, nullable=False, server_default="0", comment="How often it came again."),
     sa.Column("owner", sa.Text, comment="Who looks after it."),
     sa.Column("note", sa.Text, comment="What they found."),
     sa.Column("resolved_at", Instant, comment="When somebody was done with it; null while open."),
+    sa.Column(
+        "resolution",
+        sa.Text,
+        comment="created, duplicate, evidence: what a replay made of it; split: its events were posted or set aside one by"
+        " one; accepted: a conflict that a correction took over; dismissed: nothing was to be done.",
+    ),
+    sa.Column("resolved_batch_id", sa.BigInteger, comment="The batch that posted it; null where it was dismissed."),
+    sa.Column("resolved_by", sa.Text, comment="Who."),
+    one_of("resolution", "created", "duplicate", "evidence", "split", "accepted", "dismissed"),
+    sa.CheckConstraint("resolution is null or resolved_at is not null", name="resolution_has_its_time"),
     # Serves the count of repeats: the same bytes from the same origin are one letter.
     sa.UniqueConstraint("origin", "bytes_hash"),
+    # Serves the list of open letters and their counts by reason, age and owner, however many are resolved.
+    sa.Index("ix_dead_letters_open", "dead_letter_id", postgresql_where=sa.text("resolved_at is null")),
+    # Serves the search for a missing sequence among what was set aside.
+    sa.Index("ix_dead_letters_source_sequence", "source", "sequence", postgresql_where=sa.text("sequence is not null")),
     comment="What was acknowledged and could not be posted, with its bytes and the reason.",
 )
 
