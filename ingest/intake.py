@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
 import psycopg
 
 from ingest.usage_events import Speaker, event_bodies, read_events, read_ndjson
 from ledger import failpoints
 from ledger.books import Books, ensure_ids, load_books
 from ledger.database import Connection, connect, remedy_for
+from ledger.dead_letters import Release
 from ledger.errors import StaleBooks
 from ledger.feeds import Claim
 from ledger.posting import Batch, CommitUnknown, Missing, Posted, Priced, post, prepare, prepare_again
@@ -47,6 +49,8 @@ class Message:
     """Set where the message must not be read at all: it is one dead letter."""
     is_lines: bool = False
     """Newline-delimited JSON."""
+    release: Release | None = None
+    """Set where a person releases it from a dead letter: its time is not held against the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,14 @@ class Reading:
 
     def origin_of(self, index: int) -> str:
         return self.messages[self.places[index][0]].origin
+
+    def position_of(self, index: int) -> int | None:
+        return self.messages[self.places[index][0]].position
+
+    def release_of(self, index: int) -> Release | None:
+        number, place = self.places[index]
+        release = self.messages[number].release
+        return None if release is None else release.at(place)
 
     def with_items(self, items: list[Item], places: list[tuple[int, int]]) -> "Reading":
         """Return a reading of the same messages that says something else."""
@@ -128,6 +140,8 @@ class Reading:
             next_position=self.next_position,
             expected_position=self.expected_position,
             posted_until=max((message.received_at for message in self.messages), default=None),
+            position_of=self.position_of,
+            release_of=self.release_of if any(message.release for message in self.messages) else None,
         )
 
 
@@ -150,6 +164,8 @@ async def read(
             failpoints.hit("read.message", message.body)
             read_body = read_ndjson if message.is_lines else read_events
             found = read_body(message.body, books.parties, message.received_at, message.speaker)
+            if message.release is not None:
+                found = [in_time(item) for item in found]
         items += found
         places += [(number, place) for place in range(len(found))]
         for start in range(0, len(found), _EVENTS_AT_ONCE):
@@ -158,6 +174,13 @@ async def read(
                 pause_at = len(prepared) + _EVENTS_AT_ONCE
                 await _let_others_run()
     return Reading(messages, items, places, prepared, missing, books, expected_position, next_position)
+
+
+def in_time(item: Item) -> Item:
+    """Return an item as if its time lay inside the window: a person has looked at it."""
+    if isinstance(item, DeadLetter) or item.refused_if_new is None:
+        return item
+    return msgspec.structs.replace(item, refused_if_new=None)
 
 
 async def _let_others_run() -> None:

@@ -21,6 +21,7 @@ from ledger import chain, failpoints
 from ledger.billing_rules import fee_identity, fee_key, rule_that_frees
 from ledger.books import Books, ensure_ids
 from ledger.database import CALENDAR_LOCK, Connection
+from ledger.dead_letters import Release, Released, note_released, readable
 from ledger.entries import COLUMNS, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
 from ledger.errors import ActRefused, BatchTooLarge, Fenced, LedgerError, StaleBooks, Unknown
 from ledger.feeds import Claim
@@ -161,6 +162,10 @@ class Batch:
     """Where the writer believes the feed to be; None for feeds without positions of their own."""
     posted_until: int | None = None
     """Append time, in UTC microseconds, up to which the feed is posted with this batch."""
+    position_of: Callable[[int], int | None] = lambda _: None
+    """Where in its log the message behind an item lies; None for feeds without positions of their own."""
+    release_of: Callable[[int], Release | None] | None = None
+    """The release of an item that a person takes out of a dead letter: what becomes of it is noted there."""
 
 
 # --- Before the transaction: price, and write the lines ---------------------------------------------------------------
@@ -529,6 +534,7 @@ class _Letter:
     origin: str
     body: bytes
     refused: Refused
+    position: int | None
     event_key: str | None = None
     first_hash: str | None = None
     second_hash: str | None = None
@@ -552,6 +558,8 @@ class _Writing:
     """(cost, charge) of each row."""
     raw: list[str] = field(default_factory=list)
     letters: list[_Letter] = field(default_factory=list)
+    still_refused: dict[int, _Letter] = field(default_factory=dict)
+    """By item: what a dead letter is that was released and is one still."""
     windows: list[Window] = field(default_factory=list)
     missing: Missing = field(default_factory=Missing)
     periods: dict[str, tuple[list[int], list[date]]] = field(default_factory=dict)
@@ -588,21 +596,29 @@ class _Writing:
         self.new_keys.append(key)
 
     def _refuse(self, body: bytes, refused: Refused, index: int) -> Result:
-        self.letters.append(_Letter(self.batch.origin_of(index), body, refused))
+        self._set_aside(index, _Letter(self.batch.origin_of(index), body, refused, self.batch.position_of(index)))
         return Result("dead_letter", refused.reason, refused.detail)
+
+    def _set_aside(self, index: int, letter: _Letter) -> None:
+        release = self.batch.release_of(index) if self.batch.release_of else None
+        if release is None or release.is_split:
+            self.letters.append(letter)
+        else:
+            # The letter that it came from stays the one; another would be a person's own bytes under the sender's name.
+            self.still_refused[index] = letter
 
     def _conflict(self, index: int, statement: Statement | Window, known: str) -> Result:
         refused = Refused("conflict", "an event with this tenant, source and id was accepted with other content")
-        self.letters.append(
-            _Letter(
-                self.batch.origin_of(index),
-                self.batch.body_of(index),
-                refused,
-                statement.event_key,
-                known,
-                statement.content_hash,
-            )
+        letter = _Letter(
+            self.batch.origin_of(index),
+            self.batch.body_of(index),
+            refused,
+            self.batch.position_of(index),
+            statement.event_key,
+            known,
+            statement.content_hash,
         )
+        self._set_aside(index, letter)
         return Result("conflict", refused.reason, refused.detail)
 
     def _state(self, index: int, item: Priced) -> Result:
@@ -1085,6 +1101,7 @@ async def _write_around(connection: Connection, writing: _Writing) -> None:
         )
     await _write_windows(connection, writing)
     await _write_letters(connection, writing)
+    await _note_released(connection, writing)
     if writing.raw:
         month = from_micros(writing.recorded_at).date().replace(day=1)
         await _copy(
@@ -1139,6 +1156,7 @@ async def _write_letters(connection: Connection, writing: _Writing) -> None:
     # In order, so that two feeds that bring the same letters wait for each other and never in a ring.
     keys = sorted(latest)
     letters = [latest[key] for key in keys]
+    named = [readable(letter.body) for letter in letters]
     await connection.execute(
         _KEEP_LETTERS,
         {
@@ -1150,6 +1168,11 @@ async def _write_letters(connection: Connection, writing: _Writing) -> None:
             "event_keys": [letter.event_key for letter in letters],
             "first_hashes": [letter.first_hash for letter in letters],
             "second_hashes": [letter.second_hash for letter in letters],
+            "positions": [letter.position for letter in letters],
+            "tenants": [each.tenant_id for each in named],
+            "sources": [each.source for each in named],
+            "ids": [each.event_id for each in named],
+            "sequences": [each.sequence for each in named],
             "repeats": [times[key] - 1 for key in keys],
             "batch_id": writing.batch_id,
             "at": from_micros(writing.recorded_at),
@@ -1159,12 +1182,14 @@ async def _write_letters(connection: Connection, writing: _Writing) -> None:
 
 _KEEP_LETTERS: Final = """
 insert into ledger.dead_letters as d (
-    origin, bytes_hash, bytes, reason, detail, event_key, first_hash, second_hash, repeats, batch_id, first_at, last_at
+    origin, bytes_hash, bytes, reason, detail, event_key, first_hash, second_hash, position, sent_tenant_id, source, event_id,
+    sequence, repeats, batch_id, first_at, last_at
 )
 select n.*, %(batch_id)s, %(at)s, %(at)s
 from unnest(
     %(origins)s::text[], %(hashes)s::bytea[], %(bodies)s::bytea[], %(reasons)s::text[], %(details)s::text[],
-    %(event_keys)s::uuid[], %(first_hashes)s::uuid[], %(second_hashes)s::uuid[], %(repeats)s::bigint[]
+    %(event_keys)s::uuid[], %(first_hashes)s::uuid[], %(second_hashes)s::uuid[], %(positions)s::bigint[],
+    %(tenants)s::text[], %(sources)s::text[], %(ids)s::text[], %(sequences)s::bigint[], %(repeats)s::bigint[]
 ) as n
 on conflict (origin, bytes_hash) do update set
     repeats = d.repeats + 1 + excluded.repeats,
@@ -1176,6 +1201,22 @@ on conflict (origin, bytes_hash) do update set
     first_hash = excluded.first_hash,
     second_hash = excluded.second_hash
 """
+
+
+async def _note_released(connection: Connection, writing: _Writing) -> None:
+    """Note on the dead letters that a person released what has become of them."""
+    release_of = writing.batch.release_of
+    if release_of is None:
+        return
+    released = []
+    for index, result in enumerate(writing.results):
+        release = release_of(index)
+        if release is not None:
+            letter = writing.still_refused.get(index)
+            hashes = (letter.event_key, letter.first_hash, letter.second_hash) if letter else (None, None, None)
+            released.append(Released(release, result.outcome, result.reason, result.detail, *hashes))
+    if released:
+        await note_released(connection, released, batch_id=writing.batch_id, at=from_micros(writing.recorded_at))
 
 
 async def _write_batch(

@@ -13,6 +13,7 @@ from tallystick.commands import (
     budgets,
     exchange_rates,
     keys,
+    letters,
     names,
     parties,
     price_comparison,
@@ -36,7 +37,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, approvals, rereading, proofs, sql,
+    services, parties, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, letters, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

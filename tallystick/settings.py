@@ -1,6 +1,7 @@
 """Settings: read here, from `TALLYSTICK_*`, and handed down. With none set, everything is embedded under `.tallystick/`."""
 
 import os
+import shlex
 import socket
 from pathlib import Path
 
@@ -92,6 +93,11 @@ class Settings(BaseSettings):
     def published_heads(self) -> Path:
         """The file that heads are published to."""
         return self.heads_file or self.home / "heads.jsonl"
+
+
+def editor() -> list[str]:
+    """Return the command of the person's editor, as the shell knows it."""
+    return shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
 
 
 def child_environment(**values: str) -> dict[str, str]:

@@ -8,8 +8,11 @@ grant select, insert on ledger.entries, ledger.event_keys, ledger.batches, ledge
     ledger.requests, ledger.dead_letters, ledger.node_windows, ledger.feeds, ledger.rate_sets, ledger.rates, ledger.subjects
     to tallystick_writer;
 grant update (rank, best_event_key) on ledger.requests to tallystick_writer;
-grant update (repeats, last_at, bytes, reason, detail, event_key, first_hash, second_hash) on ledger.dead_letters
+grant update (repeats, last_at, bytes, reason, detail, event_key, first_hash, second_hash, resolved_at, resolution,
+    resolved_batch_id, resolved_by) on ledger.dead_letters
     to tallystick_writer;
+-- What a person did and what came of it are one transaction where it posts.
+grant insert on ledger.acts to tallystick_writer;
 grant update on ledger.feeds to tallystick_writer;
 grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
     ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.model_name_rules,
@@ -45,10 +48,13 @@ grant insert, update on ledger.versions, ledger.entities, ledger.tenants, ledger
 grant delete on ledger.source_tenants, ledger.reader_tenants, ledger.model_name_rules to tallystick_operator;
 grant insert on ledger.model_name_rules, ledger.cards, ledger.exchange_rates, ledger.acts, ledger.rate_sets, ledger.rates
     to tallystick_operator;
-grant update (owner, note, resolved_at) on ledger.dead_letters to tallystick_operator;
 -- Who asked, and for what, stays as it was written; only the answer is added.
 grant insert on ledger.approvals to tallystick_operator;
 grant update (state, decided_by, decided_at, decision_reason, used_at) on ledger.approvals to tallystick_operator;
+grant update (owner, note, resolved_at, resolution, resolved_batch_id, resolved_by) on ledger.dead_letters
+    to tallystick_operator;
+revoke all on function ledger.dead_letter_bytes(bigint) from public;
+grant execute on function ledger.dead_letter_bytes(bigint) to tallystick_operator;
 grant usage on all sequences in schema ledger to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
 grant execute on function ledger.make_partitions(date) to tallystick_operator;
@@ -68,5 +74,6 @@ grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch
     ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
 grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, first_hash, second_hash, batch_id, first_at,
-    last_at, repeats, owner, note, resolved_at) on ledger.dead_letters to tallystick_analyst, tallystick_rollup;
+    last_at, repeats, owner, note, resolved_at, resolution, resolved_batch_id, resolved_by, position, sent_tenant_id, source,
+    event_id, sequence) on ledger.dead_letters to tallystick_analyst, tallystick_rollup;
 grant select on ledger.entries, ledger.reader_tenants to tallystick_reader;

@@ -1,8 +1,5 @@
-"""Investigation by command: dead letters, feeds, sql, verify; what is shown cannot steer a terminal."""
+"""Investigation by command: feeds, acts, sql, verify; what is shown cannot steer a terminal."""
 
-import json
-import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
 
@@ -29,26 +26,6 @@ async def posted(commands: Commands) -> Commands:
     finally:
         ledger.close()
     return commands
-
-
-def test_dead_letters_are_shown_with_their_bytes(posted: Commands) -> None:
-    letters = {each["reason"]: each for each in posted.json("dead-letters", "list")}
-    unknown, (hostile,) = letters.pop("unknown_tenant"), letters.values()
-    assert "unknown_tenant" in posted.ok("dead-letters", "list").out
-    assert posted.json("dead-letters", "list", "--reason", "unknown_tenant") == [unknown]
-    limited = posted.ok("dead-letters", "list", "--limit", "1")
-    assert "2 wait for a person: " in limited.err
-    shown = posted.ok("dead-letters", "show", str(hostile["dead_letter_id"])).out
-    assert '{"id": "\\x1b[2J\\u202e\\x07",\n\\xff\\xfe}\n' in shown
-    assert shown.replace("\n", "").isprintable()
-    event = posted.json("dead-letters", "show", str(unknown["dead_letter_id"]))["bytes"]
-    assert json.loads(event)["id"] == "e2"
-
-
-def test_the_bytes_come_back_as_they_were(posted: Commands) -> None:
-    letter = max(each["dead_letter_id"] for each in posted.json("dead-letters", "list"))
-    asked = [sys.executable, "-m", "tallystick", "dead-letters", "show", str(letter), "--raw"]
-    assert subprocess.run(asked, cwd=CHECKOUT, capture_output=True, check=True).stdout == HOSTILE
 
 
 def test_a_feed_moves_forward_by_a_persons_word_only(posted: Commands) -> None:
