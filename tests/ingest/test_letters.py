@@ -155,7 +155,8 @@ async def test_a_message_that_was_set_aside_whole_is_split(priced: Ledger) -> No
 async def test_a_tenants_own_word_stays_its_own(priced: Ledger) -> None:
     """A letter of a tenant's credential names no tenant: the credential still does, and still ranks below its gateway."""
     priced.superuser.execute(
-        "insert into ledger.api_keys (key_id, secret_hash, tenant_id) values ('tsk_0123456789ab', '\\x00', 't-alpha')"
+        "insert into ledger.api_keys (key_id, secret_hash, tenant_id, scopes)"
+        " values ('tsk_0123456789ab', '\\x00', 't-alpha', '{events:write}')"
     )
     event = make_event("e", source="gateway://new", tenant_id=..., request_id="r")
     speaker = Speaker(tenant_id="t-alpha")
