@@ -54,7 +54,7 @@ _VARIANT_FIELDS: Final = frozenset({"service_tiers", "regions", "hours", "rates"
 _BAND_FIELDS: Final = frozenset({"above", "from", "rates"})
 
 
-class _TextLoader(yaml.BaseLoader):
+class TextLoader(yaml.BaseLoader):
     """Reads every scalar as text, and refuses a key that stands twice: the second would silently win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -70,7 +70,7 @@ def load_contracts(path: Path) -> list[Card]:
     """Read the cards of a file; raise CardRefused naming file, card, field and rule for what is wrong first."""
     where = path.name
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_TextLoader)
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=TextLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         _refuse(where, "file", "is not YAML: " + " ".join(str(error).split()))
     whole = _mapping(where, "file", document, _FILE_FIELDS)

@@ -1,71 +1,43 @@
 """Budgets: set, changed in their limit, ended, listed. What they are made of never changes; that is a new budget."""
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, Literal
 
+import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from ledger.books import load_tenants
 from ledger.database import Connection, change, record_act
 from ledger.errors import AlreadyThere, Unknown
-from ledger.money import CURRENCIES, amount_text
+from ledger.money import amount_text
 from ledger.parties import Tenant, local_date
 from ledger.times import from_micros
 from quotas.errors import BudgetRefused
-from quotas.tables import GROUPS, UNITS, WINDOWS
+from quotas.terms import (
+    DEFAULTS,
+    GRANTED,
+    MONEY_UNITS,
+    TOTALS,
+    GroupLimit,
+    Step,
+    Terms,
+    check_name,
+    check_terms,
+    check_together,
+    completed,
+)
 
-MONEY_UNITS: Final = ("charge", "cost")
-HARDNESS: Final = ("hard", "soft", "shadow")
-POLICIES: Final = ("refuse", "admit")
-TOTALS: Final = "totals-"
-"""Names the templates that the first revision makes: totals per tenant and book, which the standing proof reads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a person asks of a budget. Scope, unit and window make it; the rest can be changed while it lasts."""
-
-    # Scope: what usage must be to count. None is any.
-    tenant_id: str | None = None
-    provider_account: str | None = None
-    feature: str | None = None
-    model: str | None = None
-    route: str | None = None
-    lane: str | None = None
-    api_key_id: str | None = None
-    user_hash: str | None = None
-    """The sender's hash of its user; the budget holds the id that stands for it in the ledger."""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    group_by: Sequence[str] = ()
-
-    unit: str
-    currency: str | None = None
-    window: str = "month"
-    window_days: int | None = None
-    anchor: date | None = None
-
-    limit: Decimal | None = None
-    """Zero forbids everything; None does not limit."""
-    # None: as it was, and on a new budget the default of _DEFAULTS.
-    hardness: str | None = None
-    interactive_reserve: Decimal | None = None
-    thresholds: Sequence[Decimal] | None = None
-    unknown_price: str | None = None
-    missing_estimate: str | None = None
-
-
-_DEFAULTS: Final[Mapping[str, Any]] = {
-    "hardness": "hard",
-    "interactive_reserve": Decimal(0),
-    "thresholds": [],
-    "unknown_price": "refuse",
-    "missing_estimate": "refuse",
-}
+__all__ = [
+    "MONEY_UNITS", "BudgetRecord", "BudgetSet", "Changes", "GroupLimit", "Step", "Terms", "Usage", "Version", "Wish",
+    "apply_budgets", "change_budget", "end_budget", "find_budget", "history", "list_budgets", "replace_budget", "scope_text",
+    "set_budget", "terms_at", "used_now", "window_text",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +67,23 @@ class BudgetRecord:
     thresholds: Sequence[Decimal]
     unknown_price: str
     missing_estimate: str
+    missing_estimate_amount: Decimal | None
+    steps: Sequence[Mapping[str, Any]]
+    when_away: str
+    away_amount: Decimal | None
+    description: str | None
     created_at: datetime
     ended_at: datetime | None
+    group_limits: Mapping[str, str | None]
+    """By group key: the limits of groups that have one of their own, as text; None does not limit."""
 
 
-_COLUMNS: Final = ", ".join(
-    f"{each.name}::text" if each.name == "subject_id" else each.name for each in fields(BudgetRecord)
+_OWN_LIMITS: Final = (
+    "coalesce((select jsonb_object_agg(g.group_key, g.limit_amount::text order by g.group_key)"
+    " from quotas.group_limits as g where g.budget_id = b.budget_id), '{}')"
 )
+_READ: Final = {"subject_id": "b.subject_id::text as subject_id", "group_limits": f"{_OWN_LIMITS} as group_limits"}
+_COLUMNS: Final = ", ".join(_READ.get(each.name, f"b.{each.name}") for each in fields(BudgetRecord))
 _SCOPE: Final = (
     "tenant_id", "provider_account", "feature", "model", "route", "lane", "api_key_id", "subject_id", "tags", "group_by",
     "unit", "currency", "window_kind", "window_days", "anchor",
@@ -109,6 +91,7 @@ _SCOPE: Final = (
 """What makes a budget: two that agree in all of this are one."""
 _CHANGEABLE: Final = (
     "limit_amount", "hardness", "interactive_reserve", "thresholds", "unknown_price", "missing_estimate",
+    "missing_estimate_amount", "steps", "when_away", "away_amount", "description",
 )  # fmt: skip
 
 
@@ -117,8 +100,21 @@ class BudgetSet:
     """What became of a wish for a budget."""
 
     budget_id: str
-    outcome: Literal["created", "changed", "unchanged"]
+    outcome: Literal["created", "changed", "unchanged", "ended", "replaced"]
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """What changed, from what to what, as JSON takes it."""
+    windows_above: int = 0
+    """Windows that are above the limit as it is then, past ones included."""
     before: BudgetRecord | None = None
+
+
+@asynccontextmanager
+async def _changing(connection: Connection, dry_run: bool) -> AsyncIterator[None]:
+    """Change budgets in one transaction that no `post` overlaps; a dry run does all of it and keeps nothing."""
+    async with change(connection, "budgets"):
+        yield
+        if dry_run:
+            raise psycopg.Rollback
 
 
 async def set_budget(
@@ -130,6 +126,7 @@ async def set_budget(
     since: date | None = None,
     budget_id: str | None = None,
     reason: str | None = None,
+    dry_run: bool = False,
 ) -> BudgetSet:
     """Make a budget, or change the terms of the one that has this scope, unit and window.
 
@@ -137,35 +134,193 @@ async def set_budget(
     already holds of it. `budget_id` names a new one; left out, it gets a name of its own.
 
     Units: `now` in UTC microseconds.
-    Raises BudgetRefused or Unknown for the first rule that is broken, in the order of `_check`.
+    Raises BudgetRefused or Unknown for the first rule that is broken, in the order of terms.py.
     """
     await _check(connection, terms, now, since, budget_id)
-    async with change(connection, "budgets"):
-        row = await _row_of(connection, terms)
-        current = await _same(connection, row)
-        if current is not None:
-            return await _change(connection, actor, current, row, since, budget_id, reason)
-        row = {**row, **{column: row[column] if row[column] is not None else _DEFAULTS[column] for column in _DEFAULTS}}
-        _check_amounts(row)
-        row["first_window"] = await _first_window(connection, terms, now, since)
-        row["budget_id"] = budget_id or f"bud_{secrets.token_hex(6)}"
-        await _create(connection, row)
-        await record_act(connection, actor, "budgets.set", _plain(row), reason)
-    return BudgetSet(row["budget_id"], "created")
+    async with _changing(connection, dry_run):
+        done = await _set(connection, actor, terms, now, since, budget_id, reason)
+    return done
+
+
+async def replace_budget(
+    connection: Connection,
+    actor: str,
+    replaced_id: str,
+    terms: Terms,
+    *,
+    now: int,
+    since: date | None = None,
+    budget_id: str | None = None,
+    reason: str | None = None,
+    dry_run: bool = False,
+) -> BudgetSet:
+    """End a budget and make another in one commit: how scope, unit and window change.
+
+    Raises as `set_budget` does; what is replaced must be in force.
+    """
+    await _check(connection, terms, now, since, budget_id)
+    async with _changing(connection, dry_run):
+        await _end(connection, actor, replaced_id, reason)
+        done = await _set(connection, actor, terms, now, since, budget_id, reason)
+        if done.outcome != "created":
+            raise BudgetRefused(f"budget {done.budget_id} has this scope, unit and window already")
+        detail = {"budget_id": done.budget_id, "replaces": replaced_id}
+        await record_act(connection, actor, "budgets.replace", detail, reason)
+    return replace(done, outcome="replaced")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """Terms to change of a budget, by the names of `Terms`: what is not in the map stays."""
+
+    terms: Mapping[str, Any]
+
+
+async def change_budget(
+    connection: Connection,
+    actor: str,
+    budget_id: str,
+    changes: Changes,
+    *,
+    reason: str | None = None,
+    dry_run: bool = False,
+) -> BudgetSet:
+    """Change terms of a budget in force by its name; its scope, unit and window stay.
+
+    Raises BudgetRefused or Unknown for the first rule that is broken, in the order of terms.py.
+    """
+    async with _changing(connection, dry_run):
+        current = await find_budget(connection, budget_id)
+        if current is None or current.ended_at is not None:
+            raise Unknown("budget in force", budget_id)
+        terms = replace(_made_of(current), **changes.terms)
+        await check_terms(connection, terms)
+        row = {**{name: getattr(current, name) for name in _SCOPE}, **await _terms_of(connection, terms)}
+        if "limit" not in changes.terms:
+            row["limit_amount"] = current.limit_amount
+        done = await _change(connection, actor, current, row, None, None, reason)
+    return done
+
+
+def _made_of(current: BudgetRecord) -> Terms:
+    """Return what makes a budget, without its terms; a user is left out, whose hash nobody keeps here."""
+    return Terms(
+        tenant_id=current.tenant_id,
+        provider_account=current.provider_account,
+        feature=current.feature,
+        model=current.model,
+        route=current.route,
+        lane=current.lane,
+        api_key_id=current.api_key_id,
+        tags=current.tags or {},
+        group_by=tuple(current.group_by),
+        unit=current.unit,
+        currency=current.currency,
+        window=current.window_kind,
+        window_days=current.window_days,
+        anchor=current.anchor,
+    )
 
 
 async def end_budget(connection: Connection, actor: str, budget_id: str, *, reason: str | None = None) -> None:
     """End a budget: from now on it neither limits nor follows; its windows stay to be read."""
+    async with change(connection, "budgets"):
+        await _end(connection, actor, budget_id, reason)
+
+
+async def _end(connection: Connection, actor: str, budget_id: str, reason: str | None) -> None:
     if budget_id.startswith(TOTALS):
         raise BudgetRefused(f"budget {budget_id} gives the totals that the ledger is proved against; it cannot end")
-    async with change(connection, "budgets"):
-        cursor = await connection.execute(
-            "update quotas.budgets set ended_at = clock_timestamp() where budget_id = %s and ended_at is null",
-            [budget_id],
-        )
-        if not cursor.rowcount:
-            raise Unknown("budget in force", budget_id)
-        await record_act(connection, actor, "budgets.end", {"budget_id": budget_id}, reason)
+    if budget_id.startswith(GRANTED):
+        raise BudgetRefused(f"budget {budget_id} holds a tenant to its grants; `tallystick grants postpay` ends it")
+    await end_in_force(connection, actor, budget_id, reason)
+
+
+async def end_in_force(connection: Connection, actor: str, budget_id: str, reason: str | None) -> None:
+    """End a budget, whoever looks after it; the caller holds the calendar."""
+    cursor = await connection.execute(
+        "update quotas.budgets set ended_at = clock_timestamp() where budget_id = %s and ended_at is null", [budget_id]
+    )
+    if not cursor.rowcount:
+        raise Unknown("budget in force", budget_id)
+    await _write_version(connection, budget_id, actor, reason)
+    await record_act(connection, actor, "budgets.end", {"budget_id": budget_id}, reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A budget as a file wants it: all its terms, those that the file leaves out at their defaults."""
+
+    budget_id: str
+    terms: Terms
+    since: date | None = None
+    replaces: str | None = None
+    """A budget that this one takes the place of, where it is still in force."""
+
+
+async def apply_budgets(
+    connection: Connection,
+    actor: str,
+    wishes: Sequence[Wish],
+    ended: Sequence[str] = (),
+    *,
+    now: int,
+    reason: str | None = None,
+    dry_run: bool = False,
+) -> list[BudgetSet]:
+    """Bring budgets to what is wished, all or none, in one commit; applying the same again changes nothing.
+
+    Shape: one result for each budget that is over with, then one for each wish, in their order.
+    Raises BudgetRefused or Unknown, naming the budget of the file, for the first rule that is broken.
+    """
+    done: list[BudgetSet] = []
+    async with _changing(connection, dry_run):
+        for budget_id in ended:
+            current = await find_budget(connection, budget_id)
+            if current is None:
+                raise Unknown("budget", budget_id)
+            if current.ended_at is None:
+                await _end(connection, actor, budget_id, reason)
+            done.append(BudgetSet(budget_id, "ended" if current.ended_at is None else "unchanged"))
+        for wish in wishes:
+            try:
+                done.append(await _apply(connection, actor, wish, now, reason))
+            except (BudgetRefused, Unknown, AlreadyThere) as error:
+                raise BudgetRefused(f"budget {wish.budget_id}: {error}") from None
+    return done
+
+
+async def _apply(connection: Connection, actor: str, wish: Wish, now: int, reason: str | None) -> BudgetSet:
+    terms = completed(wish.terms)
+    current = await find_budget(connection, wish.budget_id)
+    if current is not None and current.ended_at is not None:
+        raise BudgetRefused("has ended, and a name is given once: take another")
+    # The window that it once started with: an applied file says the same for years.
+    since = wish.since if current is None else None
+    await _check(connection, terms, now, since, wish.budget_id)
+    if current is not None:
+        row = await _row_of(connection, terms)
+        differs = next((name for name in _SCOPE if row[name] != getattr(current, name)), None)
+        if differs is not None:
+            raise BudgetRefused(
+                f"its {differs} is {_plain_value(getattr(current, differs))!r} and never changes: give the other one a name"
+                f" and `replaces: {wish.budget_id}`"
+            )
+        return await _change(connection, actor, current, row, None, None, reason)
+    if wish.replaces is not None:
+        replaced = await find_budget(connection, wish.replaces)
+        if replaced is None:
+            raise Unknown("budget", wish.replaces)
+        if replaced.ended_at is None:
+            await _end(connection, actor, wish.replaces, reason)
+    return await _set(connection, actor, terms, now, since, wish.budget_id, reason)
+
+
+async def find_budget(connection: Connection, budget_id: str) -> BudgetRecord | None:
+    """Return a budget by its name, ended ones too."""
+    async with connection.cursor(row_factory=class_row(BudgetRecord)) as cursor:
+        await cursor.execute(f"select {_COLUMNS} from quotas.budgets as b where b.budget_id = %s", [budget_id])
+        return await cursor.fetchone()
 
 
 async def list_budgets(
@@ -174,13 +329,43 @@ async def list_budgets(
     """List budgets by tenant and id; those of one tenant include the templates that cover every tenant."""
     async with connection.cursor(row_factory=class_row(BudgetRecord)) as cursor:
         await cursor.execute(
-            f"select {_COLUMNS} from quotas.budgets"
-            " where (ended_at is null or %(with_ended)s)"
-            " and (%(tenant_id)s::text is null or tenant_id is null or tenant_id = %(tenant_id)s)"
-            " order by tenant_id nulls first, budget_id",
+            f"select {_COLUMNS} from quotas.budgets as b"
+            " where (b.ended_at is null or %(with_ended)s)"
+            " and (%(tenant_id)s::text is null or b.tenant_id is null or b.tenant_id = %(tenant_id)s)"
+            " order by b.tenant_id nulls first, b.budget_id",
             {"tenant_id": tenant_id, "with_ended": with_ended},
         )
         return await cursor.fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The terms of a budget from one instant on, until the next version."""
+
+    version: int
+    at: datetime
+    actor: str
+    reason: str | None
+    terms: Mapping[str, Any]
+
+
+async def history(connection: Connection, budget_id: str) -> list[Version]:
+    """Return all versions of a budget's terms, the first one first; raise Unknown where there is no such budget."""
+    async with connection.cursor(row_factory=class_row(Version)) as cursor:
+        await cursor.execute(
+            "select version, at, actor, reason, terms from quotas.budget_versions where budget_id = %s order by version",
+            [budget_id],
+        )
+        found = await cursor.fetchall()
+    if not found:
+        raise Unknown("budget", budget_id)
+    return found
+
+
+async def terms_at(connection: Connection, budget_id: str, at: int) -> Version | None:
+    """Return the terms that a budget had at an instant; None before its first."""
+    known = [version for version in await history(connection, budget_id) if version.at <= from_micros(at)]
+    return known[-1] if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,135 +433,51 @@ def window_text(record: BudgetRecord) -> str:
     return record.window_kind
 
 
-# --- Rules, in the order in which they are checked ---------------------------------------------------------------------
+# --- Before the change -------------------------------------------------------------------------------------------------
 
 
 async def _check(connection: Connection, terms: Terms, now: int, since: date | None, budget_id: str | None) -> None:
-    tenant = await _check_scope(connection, terms)
-    _check_unit(terms, tenant)
-    _check_limit(terms)
-    _check_window(terms)
-    _check_policies(terms)
+    tenant = await check_terms(connection, terms)
     if since is not None:
         if terms.window == "lifetime":
             raise BudgetRefused("a lifetime window has no beginning: leave the date out")
         if since > _local_day(tenant, terms, now):
             raise BudgetRefused(f"{since} is yet to come; a budget counts from the window in force or an earlier one")
-    if budget_id is not None and (
-        not budget_id.isprintable() or not budget_id.strip() or len(budget_id) > 100 or budget_id.startswith(TOTALS)
-    ):
-        raise BudgetRefused(f"{budget_id!r} cannot name a budget")
-
-
-async def _check_scope(connection: Connection, terms: Terms) -> Tenant | None:
-    tenant = None
-    if terms.tenant_id is not None:
-        tenant = (await load_tenants(connection)).get(terms.tenant_id)
-        if tenant is None:
-            raise Unknown("tenant", terms.tenant_id)
-    known = (
-        ("provider account", "ledger.provider_accounts", "provider_account", terms.provider_account),
-        ("model", "ledger.models", "model", terms.model),
-        ("API key", "ledger.api_keys", "key_id", terms.api_key_id),
-    )
-    for what, table, column, name in known:
-        if name is None:
-            continue
-        # Table and column are from the list above, never a person's text.
-        cursor = await connection.execute(f"select from {table} where {column} = %s limit 1".encode(), [name])
-        # A budget on a misspelt name would never limit anything, in silence.
-        if await cursor.fetchone() is None:
-            raise Unknown(what, name)
-    if terms.user_hash is not None and tenant is None:
-        raise BudgetRefused("a user belongs to a tenant: name the tenant too")
-    unknown = [name for name in terms.group_by if name not in GROUPS]
-    if unknown:
-        raise BudgetRefused(f"cannot group by {unknown[0]!r}; it is one of {', '.join(GROUPS)}")
-    if len(set(terms.group_by)) < len(terms.group_by):
-        raise BudgetRefused("a name in the grouping is there twice")
-    return tenant
-
-
-def _check_unit(terms: Terms, tenant: Tenant | None) -> None:
-    if terms.unit not in UNITS:
-        raise BudgetRefused(f"unit {terms.unit!r} is unknown; it is one of {', '.join(UNITS)}")
-    by_currency = "currency" in terms.group_by
-    if terms.unit not in MONEY_UNITS:
-        if terms.currency is not None or by_currency:
-            raise BudgetRefused(f"{terms.unit} have no currency")
-        return
-    if terms.currency is None and not by_currency:
-        raise BudgetRefused(f"a budget in {terms.unit} needs a currency")
-    if terms.currency is not None:
-        if by_currency:
-            raise BudgetRefused("a budget has one currency or is grouped by currency, not both")
-        if terms.currency not in CURRENCIES:
-            raise BudgetRefused(f"currency {terms.currency!r} is no code of ISO 4217, such as USD")
-        charged_in = [version.charge_currency for version in tenant.versions] if tenant else []
-        if terms.unit == "charge" and charged_in and terms.currency not in charged_in:
-            raise BudgetRefused(
-                f"tenant {terms.tenant_id} is charged in {charged_in[-1]}: a budget in {terms.currency} would never move"
-            )
-
-
-def _check_limit(terms: Terms) -> None:
-    if terms.limit is not None:
-        _check_amount("limit", terms.unit, terms.limit)
-        if terms.unit in MONEY_UNITS and terms.currency is None:
-            raise BudgetRefused("a limit in money needs a currency, not a grouping by currency")
-    if terms.interactive_reserve is not None:
-        _check_amount("interactive reserve", terms.unit, terms.interactive_reserve)
-    for threshold in terms.thresholds or ():
-        if not threshold.is_finite() or threshold <= 0:
-            raise BudgetRefused(f"a threshold is a share of the limit above zero, such as 0.8; {threshold} is not")
-
-
-def _check_amount(what: str, unit: str, amount: Decimal) -> None:
-    if not amount.is_finite():
-        raise BudgetRefused(f"the {what} must be a finite number")
-    if amount < 0:
-        raise BudgetRefused(f"the {what} must not be negative, and {amount_text(amount)} is")
-    if unit not in MONEY_UNITS and amount != amount.to_integral_value():
-        raise BudgetRefused(f"the {what} of {unit} must be a whole number, and {amount_text(amount)} is none")
-
-
-def _check_amounts(row: Mapping[str, Any]) -> None:
-    """Hold the terms that go together against each other: some may be those that the budget had."""
-    limit, reserve = row["limit_amount"], row["interactive_reserve"]
-    if reserve and (limit is None or reserve > limit):
-        raise BudgetRefused(f"the interactive reserve of {amount_text(reserve)} must lie within the limit")
-    if row["thresholds"] and limit is None:
-        raise BudgetRefused("thresholds are shares of a limit, and there is no limit")
-
-
-def _check_window(terms: Terms) -> None:
-    if terms.window not in WINDOWS:
-        raise BudgetRefused(f"window {terms.window!r} is unknown; it is one of {', '.join(WINDOWS)}")
-    if terms.window == "days" and terms.window_days is None:
-        raise BudgetRefused("a window of days needs a length")
-    if terms.window != "days" and terms.window_days is not None:
-        raise BudgetRefused("only a window of days has a length")
-    # Ten years: far beyond any use, and far from where dates end.
-    if terms.window_days is not None and not 1 <= terms.window_days <= 3660:
-        raise BudgetRefused(f"a window is 1 to 3660 days long, not {terms.window_days}")
-    if terms.window in ("days", "anchored_month") and terms.anchor is None:
-        raise BudgetRefused(f"a window of kind {terms.window} needs an anchor: the date that one of them begins on")
-    if terms.window not in ("days", "anchored_month") and terms.anchor is not None:
-        raise BudgetRefused(f"a window of kind {terms.window} has no anchor")
-
-
-def _check_policies(terms: Terms) -> None:
-    choices = (
-        ("hardness", terms.hardness, HARDNESS),
-        ("policy for an unknown price", terms.unknown_price, POLICIES),
-        ("policy for a missing estimate", terms.missing_estimate, POLICIES),
-    )
-    for what, value, allowed in choices:
-        if value is not None and value not in allowed:
-            raise BudgetRefused(f"{what} {value!r} is unknown; it is one of {', '.join(allowed)}")
+    if budget_id is not None:
+        check_name(budget_id)
 
 
 # --- Inside the change -------------------------------------------------------------------------------------------------
+
+
+async def _set(
+    connection: Connection,
+    actor: str,
+    terms: Terms,
+    now: int,
+    since: date | None,
+    budget_id: str | None,
+    reason: str | None,
+) -> BudgetSet:
+    row = await _row_of(connection, terms)
+    current = await _same(connection, row)
+    if current is not None:
+        return await _change(connection, actor, current, row, since, budget_id, reason)
+    row = {**row, **{column: row[column] if row[column] is not None else DEFAULTS[column] for column in DEFAULTS}}
+    row["group_limits"] = row["group_limits"] or {}
+    check_together(row)
+    row["first_window"] = await _first_window(connection, terms, now, since)
+    row["budget_id"] = budget_id or f"bud_{secrets.token_hex(6)}"
+    await create_budget(connection, actor, row, reason)
+    above = await _windows_above(connection, row["budget_id"])
+    return BudgetSet(row["budget_id"], "created", windows_above=above)
+
+
+async def create_budget(connection: Connection, actor: str, row: Mapping[str, Any], reason: str | None) -> None:
+    """Add a budget by its columns, with the first version of its terms; the caller holds the calendar."""
+    await _create(connection, row)
+    await _write_version(connection, row["budget_id"], actor, reason)
+    await record_act(connection, actor, "budgets.set", _plain(row), reason)
 
 
 async def _row_of(connection: Connection, terms: Terms) -> dict[str, Any]:
@@ -399,13 +500,61 @@ async def _row_of(connection: Connection, terms: Terms) -> dict[str, Any]:
         "window_kind": terms.window,
         "window_days": terms.window_days,
         "anchor": terms.anchor,
+        **await _terms_of(connection, terms),
+    }
+
+
+async def _terms_of(connection: Connection, terms: Terms) -> dict[str, Any]:
+    """Return the columns of what can change; None is as it was."""
+    return {
         "limit_amount": terms.limit,
         "hardness": terms.hardness,
         "interactive_reserve": terms.interactive_reserve,
         "thresholds": None if terms.thresholds is None else sorted(set(terms.thresholds)),
         "unknown_price": terms.unknown_price,
         "missing_estimate": terms.missing_estimate,
+        "missing_estimate_amount": terms.missing_estimate_amount,
+        "steps": None if terms.steps is None else [step.plain() for step in terms.steps],
+        "when_away": terms.when_away,
+        "away_amount": terms.away_amount,
+        "description": terms.description,
+        "group_limits": None
+        if terms.group_limits is None
+        else {await _group_key(connection, terms, own): own.limit for own in terms.group_limits},
     }
+
+
+async def _group_key(connection: Connection, terms: Terms, own: GroupLimit) -> str:
+    """Return the key of a group as the trigger writes it."""
+    group = dict(own.group)
+    if "user_hash" in group:
+        tenant_id = terms.tenant_id or group.get("tenant_id")
+        user_hash = group.pop("user_hash")
+        if tenant_id is None:
+            raise BudgetRefused("a user belongs to a tenant: name the tenant too")
+        group["subject_id"] = None if user_hash is None else await _subject(connection, tenant_id, user_hash)
+    names = (
+        "tenant_id",
+        "provider_account",
+        "feature",
+        "model",
+        "route",
+        "lane",
+        "api_key_id",
+        "subject_id",
+        "currency",
+    )
+    try:
+        async with connection.transaction():
+            cursor = await connection.execute(
+                "select quotas.group_key(%s, %s, %s, %s, %s, %s, %s, %s, %s::uuid, %s)",
+                [list(terms.group_by), *(group.get(name) for name in names)],
+            )
+    except psycopg.errors.InvalidTextRepresentation:
+        raise BudgetRefused(f"subject_id {group['subject_id']!r} is no id of a user") from None
+    row = await cursor.fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 async def _subject(connection: Connection, tenant_id: str, user_hash: str) -> str:
@@ -424,10 +573,10 @@ async def _subject(connection: Connection, tenant_id: str, user_hash: str) -> st
 
 async def _same(connection: Connection, row: Mapping[str, Any]) -> BudgetRecord | None:
     """Find the budget in force that is made of the same scope, unit and window."""
-    equal = " and ".join(f"{column} is not distinct from %({column})s::{_type(column)}" for column in _SCOPE)
+    equal = " and ".join(f"b.{column} is not distinct from %({column})s::{_type(column)}" for column in _SCOPE)
     async with connection.cursor(row_factory=class_row(BudgetRecord)) as cursor:
         await cursor.execute(
-            f"select {_COLUMNS} from quotas.budgets where ended_at is null and {equal}",
+            f"select {_COLUMNS} from quotas.budgets as b where b.ended_at is null and {equal}",
             {**row, "tags": None if row["tags"] is None else Jsonb(row["tags"])},
         )
         return await cursor.fetchone()
@@ -461,22 +610,103 @@ async def _change(
         raise BudgetRefused(
             f"budget {current.budget_id} counts from {current.first_window}; to count from earlier, end it and set it anew"
         )
-    row = {**row, **{name: row[name] if row[name] is not None else getattr(current, name) for name in _DEFAULTS}}
-    _check_amounts(row)
-    changed = {column: row[column] for column in _CHANGEABLE if row[column] != getattr(current, column)}
+    if current.budget_id.startswith(GRANTED):
+        raise BudgetRefused(f"budget {current.budget_id} holds a tenant to its grants, which alone move its limit")
+    return await change_terms(connection, actor, current, row, reason)
+
+
+async def change_terms(
+    connection: Connection, actor: str, current: BudgetRecord, row: Mapping[str, Any], reason: str | None
+) -> BudgetSet:
+    """Change a budget's terms to those of a row, in which None is as it was; the caller holds the calendar."""
+    merged = {**row, **{name: row[name] if row[name] is not None else getattr(current, name) for name in DEFAULTS}}
+    own_before = {key: None if text is None else Decimal(text) for key, text in current.group_limits.items()}
+    merged["group_limits"] = own_before if row["group_limits"] is None else row["group_limits"]
+    merged["description"] = current.description if row["description"] is None else row["description"] or None
+    for policy, needs, amount in (
+        ("missing_estimate", "hold", "missing_estimate_amount"),
+        ("when_away", "admit", "away_amount"),
+    ):
+        # An amount stays with its policy and goes with it.
+        if row[amount] is None and merged[policy] == needs:
+            merged[amount] = getattr(current, amount)
+    check_together(merged)
+    changed = {
+        column: (getattr(current, column), merged[column])
+        for column in _CHANGEABLE
+        if merged[column] != getattr(current, column)
+    }
+    if merged["group_limits"] != own_before:
+        changed["group_limits"] = (own_before, merged["group_limits"])
     if not changed:
-        return BudgetSet(current.budget_id, "unchanged", current)
+        return BudgetSet(current.budget_id, "unchanged", before=current)
     assignments = ", ".join(f"{column} = %({column})s" for column in _CHANGEABLE)
     await connection.execute(
         f"update quotas.budgets set {assignments} where budget_id = %(budget_id)s",
-        {**row, "budget_id": current.budget_id},
+        {**merged, "steps": Jsonb(merged["steps"]), "budget_id": current.budget_id},
     )
-    await _note_excess(connection, current.budget_id, _Limits(current.hardness, current.limit_amount))
+    if "group_limits" in changed:
+        await _write_group_limits(connection, current.budget_id, merged["group_limits"])
+    await _write_version(connection, current.budget_id, actor, reason)
+    await _note_excess(connection, current.budget_id, _Limits(current.hardness, current.limit_amount, own_before))
     await _note_thresholds(connection, current.budget_id)
-    before = {column: getattr(current, column) for column in changed}
-    detail = {"budget_id": current.budget_id, "before": _plain(before), "after": _plain(changed)}
+    said = {column: (_plain_value(before), _plain_value(after)) for column, (before, after) in changed.items()}
+    detail = {
+        "budget_id": current.budget_id,
+        "before": {column: before for column, (before, _) in said.items()},
+        "after": {column: after for column, (_, after) in said.items()},
+    }
     await record_act(connection, actor, "budgets.change", detail, reason)
-    return BudgetSet(current.budget_id, "changed", current)
+    above = await _windows_above(connection, current.budget_id)
+    return BudgetSet(current.budget_id, "changed", said, above, current)
+
+
+async def _write_group_limits(connection: Connection, budget_id: str, limits: Mapping[str, Decimal | None]) -> None:
+    """Make the limits of groups these and no others."""
+    await connection.execute("delete from quotas.group_limits where budget_id = %s", [budget_id])
+    await connection.execute(
+        "insert into quotas.group_limits (budget_id, group_key, limit_amount)"
+        " select %s, * from unnest(%s::text[], %s::numeric[])",
+        [budget_id, list(limits), list(limits.values())],
+    )
+
+
+async def _write_version(connection: Connection, budget_id: str, actor: str, reason: str | None) -> None:
+    """Write down the terms as they are now, as the next version."""
+    await connection.execute(
+        f"""
+        insert into quotas.budget_versions (budget_id, version, actor, reason, terms)
+        select
+            b.budget_id,
+            coalesce((select max(v.version) from quotas.budget_versions as v where v.budget_id = b.budget_id), 0) + 1,
+            %(actor)s,
+            %(reason)s,
+            jsonb_build_object(
+                'limit_amount', b.limit_amount::text, 'hardness', b.hardness,
+                'interactive_reserve', b.interactive_reserve::text, 'thresholds', to_jsonb(b.thresholds::text[]),
+                'unknown_price', b.unknown_price, 'missing_estimate', b.missing_estimate,
+                'missing_estimate_amount', b.missing_estimate_amount::text, 'steps', b.steps, 'when_away', b.when_away,
+                'away_amount', b.away_amount::text, 'description', b.description, 'group_limits', {_OWN_LIMITS},
+                'ended_at', b.ended_at
+            )
+        from quotas.budgets as b
+        where b.budget_id = %(budget_id)s
+        """,
+        {"budget_id": budget_id, "actor": actor, "reason": reason},
+    )
+
+
+async def _windows_above(connection: Connection, budget_id: str) -> int:
+    """Count the windows that are above their limit."""
+    cursor = await connection.execute(
+        "select count(*) from quotas.windows as w join quotas.budgets as b using (budget_id)"
+        " left join quotas.group_limits as g using (budget_id, group_key)"
+        " where w.budget_id = %s and w.posted + w.held > quotas.limit_of(b.limit_amount, g.budget_id, g.limit_amount)",
+        [budget_id],
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 async def _first_window(connection: Connection, terms: Terms, now: int, since: date | None) -> date:
@@ -506,8 +736,13 @@ def _local_day(tenant: Tenant | None, terms: Terms, now: int) -> date:
 
 async def _create(connection: Connection, row: Mapping[str, Any]) -> None:
     """Add a budget and fold its windows from the ledger; no batch can come in between, as the caller holds the calendar."""
-    columns = list(row)
-    values = {**row, "tags": None if row["tags"] is None else Jsonb(row["tags"])}
+    columns = [name for name in row if name != "group_limits"]
+    values = {
+        **row,
+        "tags": None if row["tags"] is None else Jsonb(row["tags"]),
+        "steps": Jsonb(row["steps"]),
+        "description": row["description"] or None,
+    }
     cursor = await connection.execute(
         f"insert into quotas.budgets ({', '.join(columns)}) values ({', '.join(f'%({name})s' for name in columns)})"
         " on conflict (budget_id) do nothing",
@@ -515,6 +750,7 @@ async def _create(connection: Connection, row: Mapping[str, Any]) -> None:
     )
     if not cursor.rowcount:
         raise AlreadyThere("budget", row["budget_id"])
+    await _write_group_limits(connection, row["budget_id"], row["group_limits"])
     await connection.execute(
         "insert into quotas.windows"
         " (budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, unpriced_tokens, last_batch_id)"
@@ -599,15 +835,20 @@ async def _note_thresholds(connection: Connection, budget_id: str) -> None:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as JSON takes them, decimals as text."""
+    """Return values as JSON takes them, decimals as text; terms that were never used are left out."""
+    return {name: _plain_value(value) for name, value in values.items() if name not in _RARE or value}
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, Decimal):
-            return amount_text(value)
-        if isinstance(value, date):
-            return value.isoformat()
-        if isinstance(value, list | tuple):
-            return [plain(item) for item in value]
-        return value
 
-    return {name: plain(value) for name, value in values.items()}
+_RARE: Final = ("group_limits", "steps", "missing_estimate_amount", "away_amount", "description")
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return amount_text(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return [_plain_value(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _plain_value(item) for name, item in value.items()}
+    return value

@@ -154,7 +154,7 @@ def test_a_budget_is_set_changed_and_ended(with_tenant: Commands) -> None:
     )
     assert made["outcome"] == "created"
     changed = with_tenant.ok(*words, "--limit", "12.50", "--tag", "team=a", "--reason", "asked for")
-    assert changed.out == f"changed budget {made['budget_id']}: 10.00 -> 12.50\n"
+    assert changed.out == f"changed budget {made['budget_id']}: limit 10.00 -> 12.50\n"
     listed = {each["budget_id"]: each for each in with_tenant.json("budgets", "list", "--tenant", "acme")}
     budget = listed[made["budget_id"]]
     assert (budget["limit_amount"], budget["thresholds"], budget["tags"]) == ("12.50", ["0.8"], {"team": "a"})
