@@ -25,6 +25,7 @@ ACTS: Final[dict[str, str]] = {
     "corrections.adjust": "state other counts of a request, or a difference in money",
     "corrections.accept": "let the second content of a conflict, a proposal or a report that was kept count",
     "corrections.refuse": "say for good that a conflict or a proposal does not count",
+    "periods.reopen": "let a closed month take usage again",
 }
 """The acts that a setting may ask a second person for. A room above adds its own when it is loaded."""
 

@@ -9,6 +9,7 @@ from psycopg.rows import class_row
 
 from ledger.books import load_tenants
 from ledger.database import Connection, change, record_act
+from ledger.errors import ActRefused, Unknown
 from ledger.parties import Period, Tenant, local_date
 from ledger.times import from_micros, local_midnight
 
@@ -121,6 +122,12 @@ async def insert_periods(
             [from_micros(period.grace_until) for period in made],
         ],
     )
+    # A month that everybody else has closed takes rows again where this tenant may still have some.
+    await connection.execute(
+        "select ledger.open_partition(posting_period) from ledger.periods"
+        " where tenant_id = %s and posting_period = any(%s) and grace_until > clock_timestamp()",
+        [tenant.tenant_id, [period.posting_period for period in made]],
+    )
     return len(made)
 
 
@@ -164,16 +171,45 @@ class PeriodRecord:
     ends_at: datetime
     grace_until: datetime
     state: str
+    close_number: int
+    """How often it was closed."""
+    closed_at: datetime | None
+    is_sealed: bool
+    """Closed, with a seal of that close."""
 
 
-async def list_periods(connection: Connection, *, tenant_id: str | None = None) -> list[PeriodRecord]:
+_RECORD: Final = """
+select
+    p.tenant_id, p.posting_period, p.starts_at, p.ends_at, p.grace_until, p.state, p.close_number, p.closed_at,
+    p.state = 'closed' and exists (
+        select
+        from ledger.seals as s
+        where s.tenant_id = p.tenant_id and s.posting_period = p.posting_period and s.close_number = p.close_number
+    ) as is_sealed
+from ledger.periods as p
+where
+    (%(tenant_id)s::text is null or p.tenant_id = %(tenant_id)s)
+    and (%(month)s::date is null or p.posting_period = %(month)s)
+order by p.tenant_id, p.posting_period
+"""
+
+
+async def find_period(connection: Connection, tenant_id: str, month: date) -> PeriodRecord:
+    """Return a tenant's month."""
+    found = await list_periods(connection, tenant_id=tenant_id, month=month)
+    if not found:
+        if tenant_id not in await load_tenants(connection):
+            raise Unknown("tenant", tenant_id)
+        raise ActRefused(f"tenant {tenant_id} has no period {month:%Y-%m}")
+    return found[0]
+
+
+async def list_periods(
+    connection: Connection, *, tenant_id: str | None = None, month: date | None = None
+) -> list[PeriodRecord]:
     """List periods by tenant and month."""
     async with connection.cursor(row_factory=class_row(PeriodRecord)) as cursor:
-        await cursor.execute(
-            "select tenant_id, posting_period, starts_at, ends_at, grace_until, state from ledger.periods"
-            " where %(tenant_id)s::text is null or tenant_id = %(tenant_id)s order by tenant_id, posting_period",
-            {"tenant_id": tenant_id},
-        )
+        await cursor.execute(_RECORD, {"tenant_id": tenant_id, "month": month})
         return await cursor.fetchall()
 
 

@@ -92,7 +92,9 @@ tenants = sa.Table(
         comment="Who pays for its usage from merged_at on.",
     ),
     sa.Column("merged_at", Instant, comment="Usage that occurred from here on belongs to merged_into."),
+    sa.Column("unmerged_at", Instant, comment="Usage that occurred from here on is its own again; null: never."),
     sa.CheckConstraint("(merged_into is null) = (merged_at is null)", name="merge_has_its_time"),
+    sa.CheckConstraint("unmerged_at is null or unmerged_at > merged_at", name="merge_ends_after_it_begins"),
     sa.CheckConstraint("merged_into <> tenant_id", name="is_not_merged_into_itself"),
     comment="One row per tenant.",
 )
@@ -303,11 +305,120 @@ periods = sa.Table(
         server_default="open",
         comment="open: takes entries; closed: the database refuses them.",
     ),
+    sa.Column(
+        "close_number",
+        sa.Integer,
+        nullable=False,
+        server_default="0",
+        comment="How often it was closed; of its seals the one of this number counts.",
+    ),
+    sa.Column("closed_at", Instant, comment="When it was last closed; null while it is open."),
     one_of("state", "open", "closed"),
     sa.CheckConstraint("extract(day from posting_period) = 1", name="is_a_month"),
     sa.CheckConstraint("starts_at < ends_at", name="has_a_length"),
     sa.CheckConstraint("grace_until >= ends_at or state = 'closed'", name="grace_is_after_the_end"),
     comment="One row per tenant and month, half-open in the tenant's zone.",
+)
+
+# What a seal's lines are cut by and what they sum: as the marts do, whose fold they become once the rows are gone.
+SEAL_DIMENSIONS: Final = (
+    ("feature", "What it was for."),
+    ("language", "Primary subtag plus script of the text; und where unknown."),
+    ("provider", "Who served the calls."),
+    ("model", "The canonical id; null where the name is nobody's."),
+    ("route", "The route in the gateway."),
+    ("lane", "interactive or batch."),
+    ("cost_currency", "Of cost_amount, ISO 4217; null while unpriced."),
+    ("charge_currency", "Of charge_amount, ISO 4217."),
+)
+SEAL_MEASURES: Final = (
+    ("entry_count", "Ledger rows folded into it, evidence not."),
+    ("evidence_count", "Rows of reports that were not the best of their request."),
+    ("request_count", "Requests, each once."),
+    ("estimated_count", "Requests, of request_count, known by an estimate only."),
+    ("usage_missing_count", "Requests, of request_count, without usage."),
+    ("uncached_input_tokens", "Text input that came from no cache and went into none."),
+    ("cache_read_tokens", "Text input read from the provider's cache."),
+    ("cache_write_5m_tokens", "Input written to a cache for five minutes."),
+    ("cache_write_1h_tokens", "Input written to a cache for an hour."),
+    ("cache_write_other_tokens", "Input written to a cache for a time that nobody stated."),
+    ("visible_output_tokens", "Text output that the caller sees."),
+    ("reasoning_tokens", "Output that the caller does not see."),
+    ("input_tokens", "All input token meters."),
+    ("output_tokens", "All output token meters."),
+    ("avoided_tokens", "Counts of a gateway's own cache hits: not used, not billed."),
+    ("cost_amount", "What we owe the provider, unrounded; what is unpriced adds nothing."),
+    ("cost_unpriced_count", "Requests, of request_count, without a cost."),
+    ("cost_unpriced_tokens", "Tokens whose cost is unknown."),
+    ("charge_amount", "What the tenant owes, unrounded; what is unpriced adds nothing."),
+    ("charge_unpriced_count", "Requests, of request_count, without a charge."),
+    ("charge_unpriced_tokens", "Tokens whose charge is unknown."),
+)
+
+seals = sa.Table(
+    "seals",
+    metadata,
+    sa.Column("tenant_id", sa.Text, primary_key=True, comment="Whose month it is."),
+    sa.Column("posting_period", sa.Date, primary_key=True, comment="The first day of the month."),
+    sa.Column(
+        "close_number",
+        sa.Integer,
+        primary_key=True,
+        comment="Of the close that it seals; a lower one than the period's is superseded.",
+    ),
+    sa.Column("sealed_at", Instant, nullable=False, server_default=now(), comment="When it was made."),
+    sa.Column("line_count", sa.BigInteger, nullable=False, comment="Rows of seal_lines that it covers."),
+    sa.Column(
+        "row_count", sa.BigInteger, nullable=False, comment="Rows of the ledger in the month, evidence included."
+    ),
+    sa.Column("request_count", sa.BigInteger, nullable=False, comment="Requests, each once."),
+    sa.Column(
+        "cost_sums",
+        JSONB,
+        nullable=False,
+        comment="What we owe providers: {currency: decimal string}, unrounded.",
+    ),
+    sa.Column(
+        "charge_sums",
+        JSONB,
+        nullable=False,
+        comment="What the tenant owes: {currency: decimal string}, unrounded.",
+    ),
+    sa.Column(
+        "cost_unpriced_count", sa.BigInteger, nullable=False, comment="Requests, of request_count, without a cost."
+    ),
+    sa.Column(
+        "charge_unpriced_count", sa.BigInteger, nullable=False, comment="Requests, of request_count, without a charge."
+    ),
+    sa.Column(
+        "usage_missing_count", sa.BigInteger, nullable=False, comment="Requests, of request_count, without usage."
+    ),
+    sa.Column("digest", BYTEA, nullable=False, comment="SHA-256 over the canonical text of its lines."),
+    sa.Column("digest_version", sa.SmallInteger, nullable=False, comment="Of the canonical text: ledger/seals.py."),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "posting_period"], ["ledger.periods.tenant_id", "ledger.periods.posting_period"]
+    ),
+    comment="One row per close of a tenant's month: what it came to. Immutable; survives the month's rows.",
+)
+
+seal_lines = sa.Table(
+    "seal_lines",
+    metadata,
+    sa.Column("tenant_id", sa.Text, primary_key=True, comment="Whose month it is."),
+    sa.Column("posting_period", sa.Date, primary_key=True, comment="The first day of the month."),
+    sa.Column("close_number", sa.Integer, primary_key=True, comment="Of the seal that it belongs to."),
+    sa.Column("line_number", sa.Integer, primary_key=True, comment="Its place in the canonical text, from 1."),
+    sa.Column("local_date", sa.Date, nullable=False, comment="Day of the usage in the tenant's zone."),
+    *(sa.Column(name, sa.Text, nullable=name != "language", comment=comment) for name, comment in SEAL_DIMENSIONS),
+    *(
+        sa.Column(name, Amount if name.endswith("_amount") else sa.BigInteger, nullable=False, comment=comment)
+        for name, comment in SEAL_MEASURES
+    ),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "posting_period", "close_number"],
+        ["ledger.seals.tenant_id", "ledger.seals.posting_period", "ledger.seals.close_number"],
+    ),
+    comment="One row per seal, local day and the dimensions of the marts: what rollups of a retired month are folded from.",
 )
 
 # --- Prices ----------------------------------------------------------------------------------------------------------

@@ -92,6 +92,9 @@ as $$
 declare
     refused record;
 begin
+    -- `post` holds it already. Whoever inserts by hand does not, and would pass while a close commits: the next statement
+    -- sees what the close has done, and no close comes before this row is committed.
+    perform pg_advisory_xact_lock_shared(7411001);
     select n.tenant_id, n.posting_period, p.state
     into refused
     from (select distinct tenant_id, posting_period from new_rows) as n
@@ -114,3 +117,37 @@ create or replace trigger a_guard
 after insert on ledger.entries
 referencing new table as new_rows
 for each statement execute function ledger.refuse_closed_period();
+
+-- Rows go in through ledger.entries, whose triggers guard closed periods and move budgets: a statement that names a
+-- partition would pass both.
+create or replace function ledger.refuse_partition() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception using
+        errcode = 'TS002',
+        message = format('%s.%s takes rows through ledger.entries only', tg_table_schema, tg_table_name);
+end
+$$;
+
+do $$
+declare
+    leaf regclass;
+begin
+    -- Partitions of an earlier version have none.
+    for leaf in
+        select i.inhrelid::regclass
+        from pg_inherits as i
+        where
+            i.inhparent = 'ledger.entries'::regclass
+            and not exists (select from pg_trigger as t where t.tgrelid = i.inhrelid and t.tgname = 'refuse_partition')
+    loop
+        execute format(
+            'create trigger refuse_partition before insert on %s'
+            ' for each statement execute function ledger.refuse_partition()',
+            leaf
+        );
+    end loop;
+end
+$$;

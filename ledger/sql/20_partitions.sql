@@ -23,6 +23,11 @@ begin
             ' for each statement execute function ledger.refuse_change()',
             suffix
         );
+        execute format(
+            'create trigger refuse_partition before insert on ledger.entries_%s'
+            ' for each statement execute function ledger.refuse_partition()',
+            suffix
+        );
         execute format('alter table ledger.entries attach partition ledger.entries_%s for values in (%L)', suffix, first_day);
         made := made + 1;
     end if;

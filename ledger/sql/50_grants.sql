@@ -58,6 +58,13 @@ grant execute on function ledger.dead_letter_bytes(bigint) to tallystick_operato
 grant usage on all sequences in schema ledger to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
 grant execute on function ledger.make_partitions(date) to tallystick_operator;
+revoke all on function ledger.close_partition(date), ledger.open_partition(date), ledger.what_depends_on(text, date),
+    ledger.is_retired(date)
+    from public;
+grant execute on function ledger.close_partition(date), ledger.open_partition(date), ledger.what_depends_on(text, date),
+    ledger.is_retired(date)
+    to tallystick_operator;
+grant insert on ledger.seals, ledger.seal_lines to tallystick_operator;
 
 -- The API reads; what it writes goes through the writer or the operator, but for when a key was last used.
 grant update (last_used_at) on ledger.api_keys to tallystick_api;
@@ -71,7 +78,8 @@ grant select on ledger.alembic_version to tallystick_api;
 grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch_digests, ledger.feeds, ledger.requests,
     ledger.event_keys, ledger.rate_sets, ledger.rates, ledger.cards, ledger.exchange_rates, ledger.models,
     ledger.model_aliases, ledger.model_name_rules, ledger.sources, ledger.source_tenants, ledger.provider_accounts,
-    ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions
+    ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions,
+    ledger.seals, ledger.seal_lines
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
 grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, first_hash, second_hash, batch_id, first_at,
     last_at, repeats, owner, note, resolved_at, resolution, resolved_batch_id, resolved_by, position, sent_tenant_id, source,
