@@ -16,6 +16,7 @@ from tallystick.commands import (
     letters,
     names,
     parties,
+    periods,
     price_comparison,
     prices,
     proofs,
@@ -37,7 +38,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, letters, approvals, rereading, proofs, sql,
+    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, letters, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 
+from ledger.closing import close_partitions, seal_pending
 from ledger.database import Connection, connect
 from ledger.periods import ensure_partitions, ensure_periods
 from tallystick.addresses import OPERATOR, ROLLUP, Addresses
@@ -64,9 +65,17 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         moved = await _in_thread(lambda: publish_heads(found.url_for(OPERATOR), settings.published_heads), "heads")
         return f"{len(moved)} published" if moved else None
 
+    async def seals() -> str | None:
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            made = await seal_pending(connection)
+            closed, _ = await close_partitions(connection)
+        return f"{len(made)} seals made, {len(closed)} partitions closed" if made or closed else None
+
     return (
         # An hour is soon enough: months are made long before they begin.
         Job("months ahead", 3600.0, months_ahead),
+        # Whoever closes a month seals it too: this finishes what was interrupted, or met a partition that was being read.
+        Job("seals", 600.0, seals),
         Job("rollup", settings.rollup_seconds, rollup),
         Job("heads", 60.0, heads),
     )

@@ -1,4 +1,4 @@
-"""Commands about what the ledger keeps besides entries: feeds, periods, acts."""
+"""Commands about what the ledger keeps besides entries: feeds, acts."""
 
 from typing import Annotated
 
@@ -11,22 +11,18 @@ from tallystick.commands.common import (
     NeededReason,
     acting,
     group,
-    now,
     say,
-    settings,
     show,
     with_connection,
 )
 
 feeds = group("Feeds: where batches come from, and how far each is posted.")
-periods = group("Periods: the months of each tenant.")
 acts = group("Acts: who changed what by command, and why.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.add_typer(feeds, name="feeds")
-    app.add_typer(periods, name="periods")
     app.add_typer(acts, name="acts")
 
 
@@ -82,55 +78,3 @@ def start_here(
         lambda connection: ledger_feeds.start_here(connection, feed, position, actor=acting(actor), reason=reason)
     )
     say(f"feed {feed} starts at {position}")
-
-
-# --- Periods ----------------------------------------------------------------------------------------------------------
-
-
-@periods.command("list")
-def list_periods(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
-    format: FormatOption = Format.table,
-) -> None:
-    """List the months of tenants, when each begins and ends, and until when late usage enters it."""
-    from ledger import periods as calendar
-    from ledger import registry
-    from ledger.database import Connection
-
-    async def read(connection: Connection) -> list[calendar.PeriodRecord]:
-        if tenant is not None:
-            await registry.find_tenant(connection, tenant, now=now())
-        return await calendar.list_periods(connection, tenant_id=tenant)
-
-    columns = {
-        "tenant": lambda each: each.tenant_id,
-        "period": lambda each: f"{each.posting_period:%Y-%m}",
-        "state": None,
-        "starts at": None,
-        "ends at": None,
-        "grace until": None,
-    }
-    show(with_connection(read), format, columns, empty="no periods")
-
-
-@periods.command("ahead")
-def make_ahead(
-    months: Annotated[int | None, typer.Option("--months", min=1, max=24, help="How many; left out, as set.")] = None,
-    actor: ActorOption = None,
-) -> None:
-    """Make the partitions and periods of the next months, which the scheduler does by itself."""
-    from ledger import periods as calendar
-    from ledger.database import Connection
-
-    options = settings()
-    ahead = options.months_ahead if months is None else months
-
-    async def make(connection: Connection) -> tuple[int, int]:
-        partitions = await calendar.ensure_partitions(connection, now=now(), months_ahead=ahead)
-        made = await calendar.ensure_periods(
-            connection, now=now(), months_ahead=ahead, grace_days=options.grace_days, actor=acting(actor)
-        )
-        return partitions, made
-
-    partitions, made = with_connection(make)
-    say(f"{made} periods and {partitions} partitions made")

@@ -164,7 +164,7 @@ def api() -> None:
 
 
 def scheduler() -> None:
-    """Do what comes round: partitions and periods ahead, rollups. Of several, one works and the others wait."""
+    """Do what comes round: partitions and periods ahead, seals, rollups. Of several, one works and the others wait."""
     from tallystick.addresses import addresses
     from tallystick.scheduler import run
 

@@ -21,6 +21,9 @@ def test_a_tenant_is_added_with_its_months(with_tenant: Commands) -> None:
         "ends_at": "2026-09-30T22:00:00Z",
         "grace_until": "2026-10-03T22:00:00Z",
         "state": "open",
+        "close_number": 0,
+        "closed_at": None,
+        "is_sealed": False,
     }
     assert "acme" in with_tenant.ok("periods", "list").out
 

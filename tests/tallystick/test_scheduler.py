@@ -105,7 +105,7 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
     found = configured(settings)
     assert found is not None
     listed = {job.name: job for job in jobs(settings, found)}
-    assert set(listed) == {"months ahead", "rollup", "heads"}
+    assert set(listed) == {"months ahead", "seals", "rollup", "heads"}
     async with await connect(database.url_for("tallystick_operator")) as connection:
         await add_entity(connection, "test", "e", "E")
         await add_tenant(
@@ -113,6 +113,11 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
         )  # fmt: skip
     assert await listed["months ahead"].do() == "6 partitions and 3 periods made"
     assert await listed["months ahead"].do() is None
+    # A close was interrupted between its flip and its seal.
+    with database.connect() as superuser:
+        superuser.execute("update ledger.periods set state = 'closed'")
+    assert await listed["seals"].do() == "7 seals made, 7 partitions closed"
+    assert await listed["seals"].do() is None
     assert await listed["heads"].do() is None
 
 
