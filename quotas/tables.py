@@ -31,6 +31,23 @@ GROUPS: Final = (
     "currency",
 )
 
+EXCESS_CAUSES: Final = (
+    "overrun",  # usage under an open reservation was more than it held
+    "late_settle",  # usage came after its reservation had been settled, voided or expired
+    "unreserved",  # usage without a reservation, or in a budget that its reservation does not hold against
+    "correction",  # an adjustment or a reversal
+    "limit",  # a person moved the limit, the hardness or the beginning of the budget
+    "release",  # a hold was let go without usage
+)
+STATES: Final = (
+    "held",  # promised, and may expire
+    "awaiting_entry",  # the call has ended; its usage is to come, and nothing expires
+    "settled",  # its final usage is in the ledger
+    "voided",  # given back by the caller
+    "expired",  # given back by the sweep: nobody spoke of it in time
+)
+OPEN_STATES: Final = ("held", "awaiting_entry")
+
 budgets = sa.Table(
     "budgets",
     metadata,
@@ -189,7 +206,7 @@ windows = sa.Table(
         server_default="0",
         comment="Tokens in scope without an amount, later parts of a request included: what is posted is too low while above zero.",
     ),
-    sa.Column("last_batch_id", sa.BigInteger, nullable=False, comment="The newest batch that moved it."),
+    sa.Column("last_batch_id", sa.BigInteger, comment="The newest batch that moved it; null before the first."),
     # Serves the answer to "what remains" for a tenant.
     sa.Index("ix_windows_tenant_id_window_start", "tenant_id", "window_start"),
     comment="One row per budget, group and window.",
@@ -204,7 +221,7 @@ excess = sa.Table(
     sa.Column("budget_id", sa.Text, nullable=False, comment="Whose window it is."),
     sa.Column("group_key", sa.Text, nullable=False, comment="Which group of it; empty without any."),
     sa.Column("window_start", sa.Date, nullable=False, comment="Its first local day."),
-    sa.Column("batch_id", sa.BigInteger, comment="Null where the limit was moved."),
+    sa.Column("batch_id", sa.BigInteger, comment="Null where no batch did it: the limit was moved, or a hold let go."),
     sa.Column(
         "change",
         Amount,
@@ -215,9 +232,10 @@ excess = sa.Table(
         "cause",
         sa.Text,
         nullable=False,
-        comment="Kind of the largest movement: usage, true_up, adjustment, reversal, fee, limit.",
+        comment="Of the largest movement; EXCESS_CAUSES says what each means.",
     ),
     sa.Column("at", Instant, nullable=False, server_default=now(), comment="When it was written."),
+    one_of("cause", *EXCESS_CAUSES),
     sa.Index("ix_excess_window", "budget_id", "group_key", "window_start"),
     comment="One row per commit that changed how far a window is above its hard limit.",
 )
@@ -232,4 +250,92 @@ threshold_notes = sa.Table(
     sa.Column("batch_id", sa.BigInteger, comment="The batch that reached it; null where the limit was moved."),
     sa.Column("at", Instant, nullable=False, server_default=now(), comment="When it was written."),
     comment="One row per window and threshold, written when it is first reached.",
+)
+
+reservations = sa.Table(
+    "reservations",
+    metadata,
+    sa.Column("tenant_id", sa.Text, primary_key=True, comment="As the ask and the usage event name it."),
+    sa.Column("reservation_id", sa.Text, primary_key=True, comment="The caller's idempotency key."),
+    sa.Column("content_hash", Id, nullable=False, comment="Of the ask: the same id with another one is a conflict."),
+    sa.Column("operation_id", sa.Text, comment="The logical request that it belongs to."),
+    sa.Column("basis", sa.Text, nullable=False, comment="worst_case or expected."),
+    sa.Column("state", sa.Text, nullable=False, comment="held, awaiting_entry, settled, voided or expired."),
+    sa.Column("provider_account", sa.Text, comment="As asked. Likewise for the columns down to output_tokens."),
+    sa.Column("feature", sa.Text, comment="What the call is for."),
+    sa.Column("model", sa.Text, comment="Canonical id; null where nobody knows the name."),
+    sa.Column("route", sa.Text, comment="Where the call goes: the degrade step's route where it has one."),
+    sa.Column("lane", sa.Text, comment="interactive or batch."),
+    sa.Column("api_key_id", sa.Text, comment="The sender's key."),
+    sa.Column("input_tokens", sa.BigInteger, comment="Estimated; null where unknown."),
+    sa.Column("output_tokens", sa.BigInteger, comment="Estimated, or the cap; null where unknown."),
+    sa.Column("step", JSONB, comment="The degrade step that it was admitted by: route, output_tokens_max."),
+    # One row for each call, however many budgets it is held against: they are written and read together, thousands a second.
+    sa.Column(
+        "budget_ids", ARRAY(sa.Text), nullable=False, comment="What it is held against; quotas.holds has them as rows."
+    ),
+    sa.Column("group_keys", ARRAY(sa.Text), nullable=False, comment="By budget: which group of it."),
+    sa.Column(
+        "window_starts", ARRAY(sa.Date), nullable=False, comment="By budget: the window in force at the decision."
+    ),
+    sa.Column("reserved", ARRAY(sa.Numeric), nullable=False, comment="By budget: the amount promised."),
+    sa.Column(
+        "stated", ARRAY(sa.Numeric), comment="By budget: what stays held after the call, where its end stated less."
+    ),
+    sa.Column(
+        "posted_under", ARRAY(sa.Numeric), nullable=False, comment="By budget: what its entries have posted there."
+    ),
+    sa.Column("decided_at", Instant, nullable=False, comment="By the database's clock."),
+    sa.Column("expires_at", Instant, nullable=False, comment="Held longer than this without a word, it may expire."),
+    sa.Column("ended_at", Instant, comment="When the call was said to have ended, or the hold went."),
+    sa.Column("last_batch_id", sa.BigInteger, comment="The newest batch with an entry that names it."),
+    one_of("state", *STATES),
+    one_of("basis", "worst_case", "expected"),
+    sa.CheckConstraint(
+        "cardinality(budget_ids) = cardinality(group_keys) and cardinality(budget_ids) = cardinality(window_starts)"
+        " and cardinality(budget_ids) = cardinality(reserved) and cardinality(budget_ids) = cardinality(posted_under)",
+        name="lists_go_together",
+    ),
+    # Serves the sweep, the list of those that wait for an entry, and tokens in flight: only what is open is in it.
+    sa.Index("ix_reservations_open", "expires_at", postgresql_where=sa.text("state in ('held', 'awaiting_entry')")),
+    # Serves the sweep that forgets what has been closed for long.
+    sa.Index("ix_reservations_decided_at", "decided_at", postgresql_using="brin"),
+    comment="One row per admitted ask: what is held until its usage is in the ledger.",
+    postgresql_with={"fillfactor": "80"},
+)
+
+decisions = sa.Table(
+    "decisions",
+    metadata,
+    sa.Column("decision_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of recording."),
+    sa.Column("at", Instant, nullable=False, comment="When it was decided, by the database's clock."),
+    sa.Column("tenant_id", sa.Text, nullable=False, comment="As the ask names it."),
+    sa.Column(
+        "reservation_id", sa.Text, nullable=False, comment="As the ask names it; a refusal keeps no reservation."
+    ),
+    sa.Column("operation_id", sa.Text, comment="The logical request."),
+    sa.Column(
+        "kind",
+        sa.Text,
+        nullable=False,
+        comment="refused; degraded; soft: admitted above a soft limit; shadow: what a shadow limit would have refused.",
+    ),
+    sa.Column("reason", sa.Text, nullable=False, comment="limit, unknown_price or missing_estimate."),
+    sa.Column("budget_id", sa.Text, nullable=False, comment="The tightest budget that said so."),
+    sa.Column("group_key", sa.Text, nullable=False, comment="Which group of it."),
+    sa.Column("window_start", sa.Date, nullable=False, comment="Its window."),
+    sa.Column("asked", Amount, comment="What the call would have taken of it; null where unknown."),
+    sa.Column("taken", Amount, nullable=False, comment="Posted and held of it before the call."),
+    sa.Column("limit_amount", Amount, comment="What held for the call's lane."),
+    sa.Column("feature", sa.Text, comment="As asked. Likewise for the columns down to api_key_id."),
+    sa.Column("model", sa.Text, comment="Canonical id."),
+    sa.Column("route", sa.Text, comment="Before any step."),
+    sa.Column("lane", sa.Text, comment="interactive or batch."),
+    sa.Column("api_key_id", sa.Text, comment="The sender's key."),
+    one_of("kind", "refused", "degraded", "soft", "shadow"),
+    # Serves "what was refused, and why" for a tenant.
+    sa.Index("ix_decisions_tenant_id_at", "tenant_id", "at"),
+    # Serves the sweep by age.
+    sa.Index("ix_decisions_at", "at", postgresql_using="brin"),
+    comment="One row per ask that was refused, degraded, or passed a soft or shadow limit; kept for a limited time.",
 )
