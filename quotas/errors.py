@@ -1,7 +1,8 @@
-"""What can go wrong with budgets.
+"""What can go wrong with budgets and reservations.
 
 ActRefused              (ledger.errors)
-└── BudgetRefused       a budget breaks a rule; the message says which
+├── BudgetRefused       a budget breaks a rule; the message says which
+└── AskRefused          an ask breaks a rule; the message names the field
 """
 
 from ledger.errors import ActRefused
@@ -9,3 +10,11 @@ from ledger.errors import ActRefused
 
 class BudgetRefused(ActRefused):
     """A budget breaks a rule; nothing of it is kept."""
+
+
+class AskRefused(ActRefused, ValueError):
+    """An ask breaks a rule; nobody was asked."""
+
+    def __init__(self, field: str, rule: str) -> None:
+        self.field, self.rule = field, rule
+        super().__init__(f"{field}: {rule}")

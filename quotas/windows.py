@@ -1,4 +1,4 @@
-"""The SQL that moves budget windows: one text of movements, used by the trigger and by the fold."""
+"""The SQL of the room, put together: one text of movements for trigger and fold, one of what is in scope for all."""
 
 from pathlib import Path
 from typing import Final
@@ -16,14 +16,16 @@ _LEDGER: Final = """(
         )"""
 
 
-def routines() -> str:
-    """Return the functions and the trigger of the schema, complete."""
-    movements = (_FOLDER / "movements.sql").read_text()
+def routines() -> dict[str, str]:
+    """Return the repeatable texts of the schema by name, complete, in the order in which they are applied."""
+    in_scope = (_FOLDER / "in_scope.sql").read_text().strip()
+    movements = (_FOLDER / "movements.sql").read_text().replace("{in scope}", in_scope)
     of_new_rows = movements.replace("{source_rows}", "new_rows").replace("{which_budgets}", "true")
     of_ledger = movements.replace("{source_rows}", _LEDGER).replace("{which_budgets}", "b.budget_id = wanted")
-    return (
-        (_FOLDER / "60_windows.sql")
-        .read_text()
+    return {
+        path.name: path.read_text()
+        .replace("{in scope}", in_scope)
         .replace("{movements of new rows}", of_new_rows)
         .replace("{movements of the ledger}", of_ledger)
-    )
+        for path in sorted(_FOLDER.glob("[0-9]*.sql"))
+    }

@@ -97,7 +97,7 @@ matched as (
         end as group_key,
         case when not a.is_shared then c.tenant_id end as tenant_id,
         case a.unit when 'cost' then c.cost_currency when 'charge' then c.charge_currency end as currency,
-        c.kind,
+        case when c.kind in ('adjustment', 'reversal') then 'correction' else 'unreserved' end as cause,
         c.batch_id,
         case a.unit
             when 'charge' then c.charge
@@ -122,17 +122,7 @@ matched as (
     from candidates as c
     join active as a using (budget_id)
     where
-        (a.provider_account is null or a.provider_account = c.provider_account)
-        and (a.feature is null or a.feature = c.feature)
-        and (a.model is null or a.model = c.model)
-        and (a.route is null or a.route = c.route)
-        and (a.lane is null or a.lane = c.lane)
-        and (a.api_key_id is null or a.api_key_id = c.api_key_id)
-        and (a.subject_id is null or a.subject_id = c.subject_id)
-        and (a.tags is null or c.tags @> a.tags)
-        -- An unpriced request may be in no currency yet: every budget of the book must show it.
-        and (a.unit <> 'cost' or a.currency is null or coalesce(c.cost_currency, a.currency) = a.currency)
-        and (a.unit <> 'charge' or a.currency is null or coalesce(c.charge_currency, a.currency) = a.currency)
+        {in scope}
 )
 
 select
@@ -145,7 +135,7 @@ select
     sum(unpriced_count)::bigint as unpriced_count,
     sum(unpriced_tokens)::bigint as unpriced_tokens,
     max(batch_id) as batch_id,
-    (array_agg(kind order by abs(posted) desc))[1] as cause
+    (array_agg(cause order by abs(posted) desc))[1] as cause
 from matched
 where window_start >= first_window
 group by budget_id, group_key, window_start

@@ -4,10 +4,12 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+from ledger.books import load_books
 from ledger.database import connect
 from ledger.times import parse_rfc3339
 from quotas import budgets
 from quotas.budgets import BudgetSet, Terms
+from quotas.reservations import Ask, Decision, reserve
 from tests.factories import make_event
 from tests.support.ledger import Ledger
 
@@ -102,3 +104,45 @@ def differences(ledger: Ledger) -> list[tuple[Any, ...]]:
             or coalesce(w.unpriced_tokens, 0) <> coalesce(f.unpriced_tokens, 0)
         """
     )
+
+
+class Desk:
+    """A connection of the writer with books, to ask, settle, void and sweep at an instant of the test's own."""
+
+    def __init__(self, ledger: Ledger, at: str = "2026-03-10T12:00:00Z") -> None:
+        self.ledger = ledger
+        self.at = parse_rfc3339(at)
+
+    async def __aenter__(self) -> "Desk":
+        self.connection = await connect(self.ledger.database.url_for("tallystick_writer"))
+        await self.reload()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.connection.close()
+
+    async def reload(self) -> None:
+        self.books = await load_books(self.connection)
+
+    async def ask(self, reservation_id: str, charge: str | None = None, **overrides: Any) -> list[Decision]:
+        """Ask for one call that costs an amount in dollars charged."""
+        return await self.reserve(make_ask(reservation_id, charge, **overrides))
+
+    async def reserve(self, *asks: Ask) -> list[Decision]:
+        return await reserve(self.connection, asks, self.books, at=self.at)
+
+    def window(self, budget_id: str = "b", window_start: str = "2026-03-01") -> tuple[str, str]:
+        """What is (posted, held) in a window of a budget without groups."""
+        row = self.ledger.rows(
+            "select trim_scale(posted)::text, trim_scale(held)::text from quotas.windows"
+            " where budget_id = %s and window_start = %s",
+            budget_id,
+            window_start,
+        )
+        return row[0] if row else ("0", "0")
+
+
+def make_ask(reservation_id: str, charge: str | None = None, **overrides: Any) -> Ask:
+    amount = None if charge is None else Decimal(charge)
+    known = {"tenant_id": "t-alpha", "provider": "openai", "model": "m-sub", "charge": amount, "lane": "interactive"}
+    return Ask(**{"reservation_id": reservation_id, **known, **overrides})

@@ -263,7 +263,7 @@ async def test_a_template_has_a_window_for_each_group(ledger: Ledger) -> None:
         ('["t-tokyo", "chat"]', "2026-03-11"): "2",
         ('["t-tokyo", null]', "2026-03-11"): "4",
     }
-    assert excesses(ledger) == [("usage", "1"), ("usage", "3")]
+    assert excesses(ledger) == [("unreserved", "1"), ("unreserved", "3")]
 
 
 async def test_the_totals_are_there_from_the_first_entry_on(ledger: Ledger) -> None:
@@ -289,11 +289,13 @@ async def test_the_changes_of_a_windows_excess_sum_to_it(ledger: Ledger) -> None
     await spend(ledger, "e2", "0.70", request_id="req-2")
     await set_budget(ledger, limit="0.50")
     await set_budget(ledger, limit="2.00")
-    assert excesses(ledger) == [("usage", "0.2"), ("true_up", "0.1"), ("limit", "0.5"), ("limit", "-0.8")]
+    assert excesses(ledger) == [("unreserved", "0.2"), ("unreserved", "0.1"), ("limit", "0.5"), ("limit", "-0.8")]
     assert windows(ledger) == {"2026-03-01": "1.3"}
 
 
-@pytest.mark.parametrize(("amount", "excess"), [("0.999999", []), ("1", []), ("1.000001", [("usage", "0.000001")])])
+@pytest.mark.parametrize(
+    ("amount", "excess"), [("0.999999", []), ("1", []), ("1.000001", [("unreserved", "0.000001")])]
+)
 async def test_at_the_limit_is_within_it(ledger: Ledger, amount: str, excess: list[tuple[str, str]]) -> None:
     await add_price(ledger)
     await set_budget(ledger, limit="1.00")
@@ -309,7 +311,7 @@ async def test_a_limit_of_zero_forbids_and_none_does_not_limit(ledger: Ledger) -
     await set_budget(ledger, budget_id="soft", lane="batch", limit="0", hardness="soft")
     await spend(ledger, "e1", "0.01", lane="batch")
     assert (excesses(ledger, "zero"), excesses(ledger, "none"), excesses(ledger, "soft")) == (
-        [("usage", "0.01")],
+        [("unreserved", "0.01")],
         [],
         [],
     )

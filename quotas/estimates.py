@@ -1,0 +1,219 @@
+"""What an ask would come to: a call that has not happened yet, priced from the book before any lock is taken. Pure.
+
+`worst_case` is the counted input at the dearest rate that its tokens could meet, and the output cap at the dearest output
+rate, over every service tier that the provider may serve the call in and the prices in force from now until the hold
+would expire. `expected` is what the caller expects: input and output at the asked tier's plain rates.
+"""
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from ledger.books import Books
+from ledger.meters import INPUT_TOKEN_METERS, Quantities, input_tokens, output_tokens
+from ledger.money import EXACT
+from ledger.parties import Tenant
+from ledger.price_book import STANDARD_TIERS, Book, RateSet, Selectors, Unpriced
+from ledger.pricing import amount_of
+
+Basis = Literal["worst_case", "expected"]
+
+CACHE_READ_METERS: Final = frozenset(meter for meter in INPUT_TOKEN_METERS if meter.startswith("cache_read_"))
+_TEXT_INPUT: Final = (
+    "uncached_input_tokens",
+    "cache_read_tokens",
+    "cache_write_5m_tokens",
+    "cache_write_1h_tokens",
+    "cache_write_other_tokens",
+)
+_TEXT_OUTPUT: Final = ("visible_output_tokens", "reasoning_tokens")
+_ZERO: Final = Decimal(0)
+
+
+class Estimate(msgspec.Struct, frozen=True, gc=False):
+    """What a call is expected to take of each unit; None is unknown, which is not zero."""
+
+    charge: Decimal | None
+    charge_currency: str | None
+    cost: Decimal | None
+    cost_currency: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cache_read_tokens: int | None
+    is_given: bool = True
+    """Whether the caller gave anything to estimate from: without it, what is unknown is an estimate, and not a price."""
+
+
+class Call(Protocol):
+    """What an ask says of its call: what chooses the price, and how much of what."""
+
+    @property
+    def basis(self) -> Basis: ...
+    @property
+    def provider(self) -> str | None: ...
+    @property
+    def provider_account(self) -> str | None: ...
+    @property
+    def deployment(self) -> str | None: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def service_tier(self) -> str | None: ...
+    @property
+    def region(self) -> str | None: ...
+    @property
+    def input_tokens(self) -> int | None: ...
+    @property
+    def output_tokens(self) -> int | None: ...
+    @property
+    def quantities(self) -> Quantities | None: ...
+    @property
+    def charge(self) -> Decimal | None: ...
+    @property
+    def cost(self) -> Decimal | None: ...
+    @property
+    def cost_currency(self) -> str | None: ...
+
+
+def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> Estimate:
+    """Estimate a call that begins now and ends before `until`; both are UTC microseconds.
+
+    Amounts that the caller states count as they are. Otherwise quantities are priced meter by meter, and counts of input
+    and output by their basis; a count that is missing leaves amounts unknown, but for the output of a model with a limit.
+    """
+    currency = tenant.at(now).charge_currency
+    model = books.parties.model(call.provider, call.model)
+    into: int | None
+    out: int | None
+    if call.quantities is not None:
+        into, out = input_tokens(call.quantities), output_tokens(call.quantities)
+        reads = sum(count for meter, count in call.quantities.items() if meter in CACHE_READ_METERS)
+    else:
+        into, reads = call.input_tokens, 0
+        out = call.output_tokens
+        if out is None and into is not None and model is not None and call.basis == "worst_case":
+            out = model.output_tokens_max
+    charge, charge_currency = call.charge, currency
+    cost, cost_currency = call.cost, call.cost_currency
+    if into is not None and out is not None and (charge is None or cost is None):
+        selectors = Selectors(
+            tenant_id=tenant.tenant_id,
+            currency=currency,
+            provider=call.provider,
+            provider_account=call.provider_account,
+            deployment=call.deployment,
+            model=None if model is None else model.model,
+            service_tier=call.service_tier,
+            region=call.region,
+            occurred_at=now,
+            input_tokens=into,
+        )
+        if charge is None:
+            charge, _ = _amount(books, "charge", selectors, call, into, out, until)
+        if cost is None:
+            cost, cost_currency = _amount(books, "cost", selectors, call, into, out, until)
+    return Estimate(
+        charge=charge,
+        charge_currency=charge_currency,
+        cost=cost,
+        cost_currency=cost_currency,
+        input_tokens=into,
+        output_tokens=out,
+        cache_read_tokens=None if into is None else reads,
+        is_given=(into is not None and out is not None) or call.charge is not None or call.cost is not None,
+    )
+
+
+def _amount(
+    books: Books, book: Book, asked: Selectors, call: Call, into: int, out: int, until: int
+) -> tuple[Decimal | None, str | None]:
+    """Return the largest amount over everything that the call could be priced by, or None where a price is missing."""
+    found: Decimal | None = None
+    currency: str | None = None
+    for rate_set in _reachable(books, book, asked, call.basis, until):
+        if isinstance(rate_set, Unpriced):
+            return None, None
+        if currency is not None and currency != rate_set.currency:
+            # Two currencies have no larger one.
+            return None, None
+        currency = rate_set.currency
+        amount = _amount_of(books, rate_set, asked, call, into, out)
+        if amount is None:
+            return None, None
+        if found is None or amount > found:
+            found = amount
+    return found, currency
+
+
+def _amount_of(books: Books, rate_set: RateSet, asked: Selectors, call: Call, into: int, out: int) -> Decimal | None:
+    if rate_set.billing_rules.get("own_key") == "free" and (
+        books.parties.own_accounts.get(asked.provider_account or "") == asked.tenant_id
+    ):
+        amount: Decimal | None = _ZERO
+    elif call.quantities is not None:
+        amount = amount_of(call.quantities, rate_set)
+    else:
+        rates = _dearest(rate_set) if call.basis == "worst_case" else _plain(rate_set)
+        if (into and rates[0] is None) or (out and rates[1] is None):
+            return None
+        amount = EXACT.multiply(Decimal(into * (rates[0] or 0) + out * (rates[1] or 0)), rate_set.unit)
+    fee = books.prices.fee(rate_set) if books.prices.has_fees else None
+    if fee is not None and amount is not None:
+        (rate,) = fee.rates.values()
+        amount = EXACT.add(amount, rate.price)
+    return amount
+
+
+def _reachable(books: Books, book: Book, asked: Selectors, basis: Basis, until: int) -> Iterator[RateSet | Unpriced]:
+    """Yield what could price the call: as asked; and in the worst case also later, and in the tiers that it may be served in.
+
+    A provider may serve a call that names no tier, or `auto`, in any that the card knows (OpenAI and Groq: the served tier may
+    differ from the requested), and one that names a tier in that or in the standard one.
+    """
+    first = books.prices.rate_set(book, asked)
+    yield first
+    if basis == "expected" or isinstance(first, Unpriced):
+        return
+    tiers: set[str | None] = {asked.service_tier}
+    if (asked.service_tier or "") in STANDARD_TIERS:
+        tiers.update(_tiers(books, first.card_hash))
+        cost = books.prices.rate_set("cost", asked)
+        if isinstance(cost, RateSet):
+            tiers.update(_tiers(books, cost.card_hash))
+    else:
+        tiers.add(None)
+    for tier in tiers:
+        for at in (asked.occurred_at, until):
+            if tier == asked.service_tier and at == asked.occurred_at:
+                continue
+            found = books.prices.rate_set(book, msgspec.structs.replace(asked, service_tier=tier, occurred_at=at))
+            # A tier that has no price here is none that the call could be billed in.
+            if isinstance(found, RateSet):
+                yield found
+
+
+def _tiers(books: Books, card_hash: str) -> tuple[str, ...]:
+    card = books.prices.cards.get(card_hash)
+    if card is None:
+        return ()
+    return tuple(tier for variant in card.body.variants for tier in variant.service_tiers)
+
+
+@lru_cache(maxsize=16_384)
+def _dearest(rate_set: RateSet) -> tuple[int | None, int | None]:
+    """Return the dearest prices of a text token into and out of a call, in the set's unit; None where there is none."""
+    return _largest(rate_set.scaled_prices, _TEXT_INPUT), _largest(rate_set.scaled_prices, _TEXT_OUTPUT)
+
+
+def _largest(prices: Mapping[str, int], meters: tuple[str, ...]) -> int | None:
+    if meters[0] not in prices:
+        return None
+    return max(prices[meter] for meter in meters if meter in prices)
+
+
+def _plain(rate_set: RateSet) -> tuple[int | None, int | None]:
+    prices = rate_set.scaled_prices
+    return prices.get(_TEXT_INPUT[0]), prices.get(_TEXT_OUTPUT[0])

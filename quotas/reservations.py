@@ -1,0 +1,650 @@
+"""Reservations: may a tenant's call go ahead, and what is held for it until its usage is in the ledger.
+
+Every call here takes an array and is one statement: outside of a transaction it commits by itself. What an ask would come
+to is priced before (`estimates.py`), so that SQL sees nothing but amounts; the deciding stands in sql/70_reservations.sql.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+import msgspec
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from ledger.books import Books, ensure_ids
+from ledger.database import Connection
+from ledger.errors import StaleBooks
+from ledger.keys import digest_uuid
+from ledger.meters import METERS, Quantities
+from ledger.parties import Tenant
+from ledger.times import from_micros, micros
+from quotas.errors import AskRefused
+from quotas.estimates import Basis, estimate
+from quotas.remaining import Span, span
+
+Outcome = Literal["admitted", "degraded", "refused", "conflict"]
+State = Literal["held", "awaiting_entry", "settled", "voided", "expired"]
+Reason = Literal["limit", "unknown_price", "missing_estimate", "conflict", "unknown_tenant"]
+
+ID_LENGTH_MAX: Final = 255
+TTL_SECONDS_MAX: Final = 86_400
+HOLD_SECONDS: Final = 5
+"""When to ask again where nothing but holds is in the way: they go with the calls that they are for, in seconds."""
+_ATTEMPTS: Final = 5
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """May this call go ahead? Of input, output, quantities and amounts the caller gives what it knows.
+
+    Units: amounts in the tenant's currency (`charge`) or `cost_currency`; counts in tokens, quantities by meter.
+    """
+
+    tenant_id: str
+    """As the usage event will name it: with the id, the key of the reservation."""
+    reservation_id: str
+    """The caller's own, made before the first try: asked again with the same content, the answer is what became of it."""
+    operation_id: str | None = None
+    basis: Basis = "worst_case"
+    input_tokens: int | None = None
+    """Counted, or for `expected` the caller's estimate."""
+    output_tokens: int | None = None
+    """The cap that the call is sent with, or for `expected` the caller's estimate."""
+    quantities: Mapping[str, int] | None = None
+    """The caller's own counts by meter, in place of the two above."""
+    charge: Decimal | None = None
+    cost: Decimal | None = None
+    cost_currency: str | None = None
+    provider: str | None = None
+    provider_account: str | None = None
+    deployment: str | None = None
+    model: str | None = None
+    """As it will be requested: an exact id or alias, as in usage events."""
+    service_tier: str | None = None
+    region: str | None = None
+    feature: str | None = None
+    route: str | None = None
+    lane: str | None = None
+    """`batch` may not touch what a budget reserves for the interactive lane."""
+    api_key_id: str | None = None
+    user_hash: str | None = None
+    tags: Mapping[str, str] = {}
+    ttl_seconds: int = 600
+    """After so long without a word the hold may expire: longer than the call can take."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def content_hash(self) -> str:
+        """What tells a repeated ask from another one under the same id."""
+        return digest_uuid(msgspec.json.encode(self, order="sorted"))
+
+
+def _check(ask: Ask) -> None:
+    """Raise AskRefused for the first rule that an ask breaks."""
+    if not ask.tenant_id:
+        raise AskRefused("tenant_id", "is empty")
+    _check_id(ask.reservation_id)
+    for name, count in (("input_tokens", ask.input_tokens), ("output_tokens", ask.output_tokens)):
+        if count is not None and not 0 <= count < 2**53:
+            raise AskRefused(name, f"is {count}; it takes a count that is not negative")
+    if ask.quantities is not None:
+        if ask.input_tokens is not None or ask.output_tokens is not None:
+            raise AskRefused("quantities", "stand beside input_tokens or output_tokens; give one or the other")
+        _check_quantities(ask.quantities)
+    for name, amount in (("charge", ask.charge), ("cost", ask.cost)):
+        if amount is not None and (not amount.is_finite() or amount < 0):
+            raise AskRefused(name, f"is {amount}; it takes an amount that is finite and not negative")
+    if (ask.cost is None) != (ask.cost_currency is None):
+        raise AskRefused("cost_currency", "goes with cost, and cost with it")
+    if not 1 <= ask.ttl_seconds <= TTL_SECONDS_MAX:
+        raise AskRefused("ttl_seconds", f"is {ask.ttl_seconds}; it takes 1 to {TTL_SECONDS_MAX}")
+
+
+def _check_id(reservation_id: str) -> None:
+    if not 0 < len(reservation_id) <= ID_LENGTH_MAX or "\0" in reservation_id:
+        raise AskRefused("reservation_id", f"takes 1 to {ID_LENGTH_MAX} characters without a zero byte")
+
+
+def _check_quantities(quantities: Quantities) -> None:
+    for meter, count in quantities.items():
+        if meter not in METERS:
+            raise AskRefused("quantities", f"name {meter!r}, which is no meter")
+        if not 0 <= count < 2**53:
+            raise AskRefused(f"quantities.{meter}", f"is {count}; it takes a count that is not negative")
+
+
+class Hold(msgspec.Struct, frozen=True, gc=False):
+    """What is held of one budget for a reservation, in the window that was in force at the decision. Amounts are decimal text."""
+
+    budget_id: str
+    group_key: str
+    window_start: date
+    unit: str
+    currency: str | None
+    reserved: str
+    """As decided; what is still held is in `held`."""
+    held: str
+
+
+class Tightest(msgspec.Struct, frozen=True, gc=False):
+    """The budget that has the least left in proportion to what was asked of it: the first that more such calls would meet."""
+
+    budget_id: str
+    group_key: str
+    unit: str
+    currency: str | None
+    hardness: str
+    window: Span
+    limit: str
+    """What holds for this lane: without the interactive reserve for `batch`."""
+    asked: str | None
+    """What the call would have taken; None where nobody knows."""
+    remaining: str
+    """limit - posted - held after this decision; below zero where it was overrun."""
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """What became of an ask. Whatever is admitted or degraded is held against every budget in `holds`, or against none."""
+
+    tenant_id: str
+    reservation_id: str
+    outcome: Outcome
+    state: State | None = None
+    """Where the reservation stands; None where none is kept, as after a refusal, which is decided anew when asked again."""
+    reason: Reason | None = None
+    tightest: Tightest | None = None
+    """None where no budget limits, and for what is answered from an earlier decision."""
+    holds: tuple[Hold, ...] = ()
+    route: str | None = None
+    """Degraded: where the call may go instead."""
+    output_tokens_max: int | None = None
+    """Degraded: the cap that the call has to be sent with."""
+    retry_at: datetime | None = None
+    """Refused: when asking again may be answered otherwise; None where waiting alone would never help."""
+    expires_at: datetime | None = None
+    decided_at: datetime | None = None
+    is_replay: bool = False
+    """Whether this was decided earlier, under the same id."""
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.outcome in ("admitted", "degraded")
+
+
+class Reservation(msgspec.Struct, frozen=True, gc=False):
+    """A reservation as it stands."""
+
+    tenant_id: str
+    reservation_id: str
+    state: State
+    operation_id: str | None
+    basis: str
+    route: str | None
+    lane: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    step: Mapping[str, Any] | None
+    """The step down that it was admitted by: where the call may go instead, and with which cap."""
+    decided_at: datetime
+    expires_at: datetime
+    ended_at: datetime | None
+    """When the call was said to have ended, or when the hold went."""
+    holds: tuple[Hold, ...]
+
+
+class Settlement(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The call has ended, and its usage will come as an event: what is held stays, or as much of it as is stated here."""
+
+    tenant_id: str
+    reservation_id: str
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    charge: Decimal | None = None
+    cost: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        _check_id(self.reservation_id)
+        for name, amount in (("charge", self.charge), ("cost", self.cost)):
+            if amount is not None and (not amount.is_finite() or amount < 0):
+                raise AskRefused(name, f"is {amount}; it takes an amount that is finite and not negative")
+        for name, count in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
+            if count is not None and not 0 <= count < 2**53:
+                raise AskRefused(name, f"is {count}; it takes a count that is not negative")
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """What became of a wish to settle, void or extend: where the reservation stands now, and whether this moved it."""
+
+    tenant_id: str
+    reservation_id: str
+    state: State | None
+    """None: there is no such reservation."""
+    is_changed: bool
+    expires_at: datetime | None = None
+    holds: tuple[Hold, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did: how many holds it let go, and up to when the feeds are posted; without that nothing expires."""
+
+    expired_count: int
+    watermark: datetime | None
+
+
+Key = tuple[str, str]
+"""(tenant as the ask named it, reservation id)."""
+
+
+# --- Asking -----------------------------------------------------------------------------------------------------------
+
+_RESERVE: Final = """
+select * from quotas.reserve(
+    %s::timestamptz, %s::bigint, %s::bigint,
+    %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::uuid[], %s::jsonb[], %s::text[],
+    %s::text[],
+    %s::integer[], %s::text[], %s::text[], %s::uuid[], %s::text[], %s::text[], %s::boolean[], %s::numeric[], %s::numeric[],
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[]
+)
+"""
+
+
+async def reserve(
+    connection: Connection, asks: Sequence[Ask], books: Books, *, at: int | None = None
+) -> list[Decision]:
+    """Decide asks in their order, each against all budgets in its scope, and hold what is admitted.
+
+    Shape: one decision per ask, in order. An id that was admitted before is answered with where it stands now, or as a
+    conflict where the ask is another one; a refusal is kept by nobody and decided anew.
+    Units: `at` in UTC microseconds stands for the database's clock, for tests and replays.
+    Errors: StaleBooks when parties or prices have changed since the books were read: read them and ask again.
+    """
+    decisions: list[Decision | None] = [None] * len(asks)
+    waiting = list(range(len(asks)))
+    while waiting:
+        # The same id twice in one call is decided in two: the second time it is there already, or it is decided anew.
+        seen: set[Key] = set()
+        now: list[int] = []
+        later: list[int] = []
+        for index in waiting:
+            key = (asks[index].tenant_id, asks[index].reservation_id)
+            (later if key in seen else now).append(index)
+            seen.add(key)
+        for index, decision in zip(
+            now, await _reserve([asks[index] for index in now], connection, books, at), strict=True
+        ):
+            decisions[index] = decision
+        waiting = later
+    return [decision for decision in decisions if decision is not None]
+
+
+async def _reserve(asks: Sequence[Ask], connection: Connection, books: Books, at: int | None) -> list[Decision]:
+    now = micros(datetime.now(UTC)) if at is None else at
+    payers = [books.parties.tenant_at(ask.tenant_id, now) for ask in asks]
+    await _know_users(connection, asks, payers, books)
+    table = _Table(books, now)
+    places = [
+        None if payer is None else table.add(ask, payer) for ask, payer in zip(asks, payers, strict=True)
+    ]  # fmt: skip
+    answer = await _decide(connection, table, at)
+    known = [
+        (ask.tenant_id, ask.reservation_id)
+        for ask, place in zip(asks, places, strict=True)
+        if place is not None and answer.outcomes[place] == "known"
+    ]
+    standing = await look_up(connection, known) if known else {}
+    return [
+        Decision(ask.tenant_id, ask.reservation_id, "refused", reason="unknown_tenant")
+        if place is None
+        else answer.decision(place, ask, standing.get((ask.tenant_id, ask.reservation_id)))
+        for ask, place in zip(asks, places, strict=True)
+    ]
+
+
+async def _know_users(
+    connection: Connection, asks: Sequence[Ask], payers: Sequence[Tenant | None], books: Books
+) -> None:
+    """Give users the ids that stand for them in the ledger, so that budgets by user see the first ask of each."""
+    users: dict[tuple[str, str], None] = {}
+    for ask, payer in zip(asks, payers, strict=True):
+        if ask.user_hash is not None and payer is not None:
+            user = (payer.tenant_id, ask.user_hash)
+            if user not in books.subject_ids:
+                users[user] = None
+    if users:
+        await ensure_ids(connection, books, {}, users)
+
+
+class _Table:
+    """Asks as columns, and the few scopes that they are in."""
+
+    def __init__(self, books: Books, now: int) -> None:
+        self._books = books
+        self._now = now
+        self._scopes: dict[tuple[str | None, ...], int] = {}
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, ask: Ask, payer: Tenant) -> int:
+        """Price an ask and take it in; return its place."""
+        books = self._books
+        until = self._now + ask.ttl_seconds * 1_000_000
+        estimated = estimate(books, payer, ask, self._now, until)
+        model = books.parties.model(ask.provider, ask.model)
+        scope = (
+            payer.tenant_id,
+            ask.provider_account,
+            ask.feature,
+            None if model is None else model.model,
+            ask.route,
+            ask.lane,
+            ask.api_key_id,
+            None if ask.user_hash is None else books.subject_ids.get((payer.tenant_id, ask.user_hash)),
+            msgspec.json.encode(ask.tags).decode() if ask.tags else None,
+            estimated.charge_currency,
+            estimated.cost_currency,
+        )
+        number = self._scopes.setdefault(scope, len(self._scopes) + 1)
+        self._rows.append(
+            (
+                number,
+                ask.tenant_id,
+                ask.reservation_id,
+                ask.content_hash,
+                ask.operation_id,
+                ask.basis,
+                estimated.is_given,
+                estimated.charge,
+                estimated.cost,
+                estimated.input_tokens,
+                estimated.output_tokens,
+                estimated.cache_read_tokens,
+                ask.ttl_seconds,
+            )
+        )
+        return len(self._rows) - 1
+
+    def parameters(self, at: int | None) -> list[Any]:
+        """Return what the statement takes, in order."""
+        scopes: list[list[Any]] = [list(column) for column in zip(*self._scopes, strict=True)]
+        rows: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)]
+        versions = [self._books.parties.version, self._books.prices.version]
+        return [None if at is None else from_micros(at), *versions, *scopes, *rows]
+
+
+class _Answer:
+    """What the statement says: lists by budget and by ask, read for one ask at a time."""
+
+    def __init__(self, row: Sequence[Any]) -> None:
+        self.decided_at: datetime = row[0]
+        (
+            scopes, self._budgets, self._groups, self._starts, self._units, self._currencies, self._hardness, self._limits,
+            self._kinds, self._days, self._anchors, self._zones, self.outcomes, self._scope_of, self._amounts, self._tightest,
+            self._asked, self._remaining, self._retries, self._routes, self._caps,
+        ) = (column or [] for column in row[1:])  # fmt: skip
+        self._budgets_of: dict[int, list[int]] = {}
+        for place, scope in enumerate(scopes):
+            self._budgets_of.setdefault(scope, []).append(place)
+
+    def decision(self, place: int, ask: Ask, standing: "Reservation | None") -> Decision:
+        outcome = self.outcomes[place]
+        if outcome == "known":
+            return _replayed(ask, standing)
+        if outcome == "conflict":
+            return Decision(
+                ask.tenant_id, ask.reservation_id, "conflict", reason="conflict", decided_at=self.decided_at
+            )
+        if outcome in ("admitted", "degraded"):
+            return Decision(
+                ask.tenant_id,
+                ask.reservation_id,
+                outcome,
+                "held",
+                tightest=self._tightest_of(place),
+                holds=self._holds(place),
+                route=self._routes[place],
+                output_tokens_max=self._caps[place],
+                expires_at=self.decided_at + timedelta(seconds=ask.ttl_seconds),
+                decided_at=self.decided_at,
+            )
+        return Decision(
+            ask.tenant_id,
+            ask.reservation_id,
+            "refused",
+            reason=outcome,
+            tightest=self._tightest_of(place),
+            retry_at=self._retry_at(place),
+            decided_at=self.decided_at,
+        )
+
+    def _holds(self, place: int) -> tuple[Hold, ...]:
+        budgets = self._budgets_of.get(self._scope_of[place])
+        if not budgets:
+            return ()
+        amounts = self._amounts[place][1:-1].split(",")
+        return tuple(
+            [
+                Hold(
+                    self._budgets[at],
+                    self._groups[at],
+                    self._starts[at],
+                    self._units[at],
+                    self._currencies[at],
+                    amount,
+                    amount,
+                )
+                for at, amount in zip(budgets, amounts, strict=True)
+            ]
+        )
+
+    def _window(self, at: int) -> Span:
+        return span(self._kinds[at], self._days[at], self._anchors[at], self._starts[at], self._zones[at])
+
+    def _tightest_of(self, place: int) -> Tightest | None:
+        at = self._tightest[place]
+        if at is None:
+            return None
+        at -= 1
+        return Tightest(
+            self._budgets[at],
+            self._groups[at],
+            self._units[at],
+            self._currencies[at],
+            self._hardness[at],
+            self._window(at),
+            self._limits[at],
+            self._asked[place],
+            self._remaining[place],
+        )
+
+    def _retry_at(self, place: int) -> datetime | None:
+        """Return when every budget in the way could have room: its next window, or sooner where only holds take the room."""
+        if not self._retries[place]:
+            return None
+        latest = self.decided_at
+        for each in self._retries[place].split(","):
+            at, why = int(each[:-1]) - 1, each[-1]
+            if why == "n":
+                return None
+            turns_at = self._window(at).ends_at
+            soon = self.decided_at + timedelta(seconds=HOLD_SECONDS)
+            if why == "h":
+                turns_at = soon if turns_at is None else min(soon, turns_at)
+            if turns_at is None:
+                return None
+            latest = max(latest, turns_at)
+        return latest
+
+
+async def _decide(connection: Connection, table: _Table, at: int | None) -> _Answer:
+    """Ask the database, again where somebody else was making one of the reservations, or stood in a ring with us."""
+    parameters = table.parameters(at)
+    is_alone = connection.info.transaction_status == TransactionStatus.IDLE
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            cursor = await connection.execute(_RESERVE, parameters, prepare=True)
+            row = await cursor.fetchone()
+            assert row is not None
+            return _Answer(row)
+        except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+            if not is_alone or attempt == _ATTEMPTS:
+                raise
+        except psycopg.Error as error:
+            if error.sqlstate == _STALE:
+                raise StaleBooks(error.diag.message_primary or "parties or prices have changed") from error
+            raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+_STALE: Final = "TS003"
+
+
+def _replayed(ask: Ask, standing: "Reservation | None") -> Decision:
+    if standing is None:
+        # Forgotten between the two statements: closed long ago, and nothing is held.
+        return Decision(ask.tenant_id, ask.reservation_id, "refused", reason="conflict", is_replay=True)
+    return Decision(
+        ask.tenant_id,
+        ask.reservation_id,
+        "admitted" if standing.step is None else "degraded",
+        standing.state,
+        holds=standing.holds,
+        route=None if standing.step is None else standing.step.get("route"),
+        output_tokens_max=None if standing.step is None else standing.step.get("output_tokens_max"),
+        expires_at=standing.expires_at,
+        decided_at=standing.decided_at,
+        is_replay=True,
+    )
+
+
+# --- What becomes of reservations -------------------------------------------------------------------------------------
+
+
+async def settle(connection: Connection, settlements: Sequence[Settlement], *, at: int | None = None) -> list[Change]:
+    """Say that calls have ended, and that their usage will come as events: what is held stays and does not expire.
+
+    Where amounts are stated, no more than those stays held, and never more than was reserved: usage above it is booked in
+    full when it comes. A settle call that carries the event needs none of this: its entry closes the reservation.
+    """
+    return await _end(
+        connection,
+        "settle",
+        [(each.tenant_id, each.reservation_id) for each in settlements],
+        [[each.charge, each.cost, each.input_tokens, each.output_tokens] for each in settlements],
+        at,
+    )
+
+
+async def void(connection: Connection, keys: Sequence[Key], *, at: int | None = None) -> list[Change]:
+    """Give back what is held for calls that took nothing; after the call has ended this changes nothing, and says so."""
+    return await _end(connection, "void", keys, [[None] * 4] * len(keys), at)
+
+
+async def _end(
+    connection: Connection, act: str, keys: Sequence[Key], amounts: Sequence[Sequence[Any]], at: int | None
+) -> list[Change]:
+    charges, costs, inputs, outputs = ([row[column] for row in amounts] for column in range(4))
+    return await _changes(
+        connection,
+        "select n, state, is_changed, expires_at from quotas.end_reservations("
+        "%s, %s::text[], %s::text[], %s::numeric[], %s::numeric[], %s::bigint[], %s::bigint[], %s::timestamptz)",
+        [
+            act, [key[0] for key in keys], [key[1] for key in keys], charges, costs, inputs, outputs,
+            None if at is None else from_micros(at),
+        ],
+        keys,
+    )  # fmt: skip
+
+
+async def extend(
+    connection: Connection, keys: Sequence[Key], ttls: Sequence[int], *, at: int | None = None
+) -> list[Change]:
+    """Give calls that go on so many seconds from now; never less than they had, and nothing to what is over."""
+    for ttl in ttls:
+        if not 1 <= ttl <= TTL_SECONDS_MAX:
+            raise AskRefused("ttl_seconds", f"is {ttl}; it takes 1 to {TTL_SECONDS_MAX}")
+    return await _changes(
+        connection,
+        "select n, state, is_changed, expires_at from quotas.extend_reservations("
+        "%s::text[], %s::text[], %s::integer[], %s::timestamptz)",
+        [
+            [key[0] for key in keys], [key[1] for key in keys], list(ttls), None if at is None else from_micros(at),
+        ],
+        keys,
+    )  # fmt: skip
+
+
+async def _changes(
+    connection: Connection, statement: str, parameters: Sequence[Any], keys: Sequence[Key]
+) -> list[Change]:
+    if not keys:
+        return []
+    is_alone = connection.info.transaction_status == TransactionStatus.IDLE
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            cursor = await connection.execute(statement, parameters, prepare=True)
+            found = {row[0]: row[1:] for row in await cursor.fetchall()}
+            return [Change(*key, *found.get(place, (None, False))) for place, key in enumerate(keys, 1)]
+        except psycopg.errors.DeadlockDetected:
+            if not is_alone or attempt == _ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def expire(connection: Connection, *, rows_max: int = 1_000, at: int | None = None) -> Swept:
+    """Let go of holds that nobody has spoken of in time.
+
+    Only of those that ran out before the low watermark: up to there everything that could speak of them is posted. While
+    a worker is down it stands still, and so do they.
+    """
+    cursor = await connection.execute(
+        "select expired_count, watermark from quotas.expire_reservations(%s, %s::timestamptz)",
+        [rows_max, None if at is None else from_micros(at)],
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    return Swept(*row)
+
+
+async def forget(connection: Connection, *, before: int, rows_max: int = 10_000) -> int:
+    """Delete decisions and closed reservations from before an instant, in UTC microseconds; return how many."""
+    cursor = await connection.execute(
+        "select quotas.forget_decisions(%s::timestamptz, %s)", [from_micros(before), rows_max]
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def look_up(connection: Connection, keys: Sequence[Key]) -> dict[Key, Reservation]:
+    """Read reservations as they stand; those that are not there are left out."""
+    cursor = await connection.execute(_LOOK_UP, [[key[0] for key in keys], [key[1] for key in keys]], prepare=True)
+    found = {}
+    for *columns, holds in await cursor.fetchall():
+        read = Reservation(*columns, holds=tuple([msgspec.convert(each, Hold) for each in holds or ()]))  # type: ignore[misc]
+        found[read.tenant_id, read.reservation_id] = read
+    return found
+
+
+_LOOK_UP: Final = """
+select
+    r.tenant_id, r.reservation_id, r.state, r.operation_id, r.basis, r.route, r.lane, r.input_tokens, r.output_tokens,
+    r.step, r.decided_at, r.expires_at, r.ended_at,
+    (
+        select
+            jsonb_agg(
+                jsonb_build_object(
+                    'budget_id', h.budget_id, 'group_key', h.group_key, 'window_start', h.window_start, 'unit', h.unit,
+                    'currency', h.currency, 'reserved', trim_scale(h.reserved)::text, 'held', trim_scale(h.held)::text
+                )
+                order by h.budget_id
+            )
+        from quotas.holds as h
+        where h.tenant_id = r.tenant_id and h.reservation_id = r.reservation_id
+    )
+from unnest(%s::text[], %s::text[]) as k (tenant_id, reservation_id)
+join quotas.reservations as r using (tenant_id, reservation_id)
+"""

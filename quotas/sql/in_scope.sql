@@ -1,0 +1,11 @@
+        (a.provider_account is null or a.provider_account = c.provider_account)
+        and (a.feature is null or a.feature = c.feature)
+        and (a.model is null or a.model = c.model)
+        and (a.route is null or a.route = c.route)
+        and (a.lane is null or a.lane = c.lane)
+        and (a.api_key_id is null or a.api_key_id = c.api_key_id)
+        and (a.subject_id is null or a.subject_id = c.subject_id)
+        and (a.tags is null or c.tags @> a.tags)
+        -- An unpriced request may be in no currency yet: every budget of the book must show it.
+        and (a.unit <> 'cost' or a.currency is null or coalesce(c.cost_currency, a.currency) = a.currency)
+        and (a.unit <> 'charge' or a.currency is null or coalesce(c.charge_currency, a.currency) = a.currency)
