@@ -173,7 +173,8 @@ create or replace trigger refuse_truncate
 before truncate on quotas.budget_versions
 for each statement execute function ledger.refuse_change();
 
--- The same movements, folded from the ledger: fills the windows of a new budget, and is what `verify` compares with.
+-- The same movements, folded from the ledger: fills the windows of a new budget, and is what `verify` compares with. Null
+-- folds all budgets in force, and reads the ledger once for all of them.
 create or replace function quotas.fold_windows(wanted text)
 returns table (
     budget_id text,

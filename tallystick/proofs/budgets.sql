@@ -1,9 +1,6 @@
 -- Every window of every budget in force equals the fold of the ledger by the rule that the trigger uses, both ways.
 with folded as (
-    select f.*
-    from quotas.budgets as b
-    cross join lateral quotas.fold_windows(b.budget_id) as f
-    where b.ended_at is null
+    select * from quotas.fold_windows(null)
 ),
 
 kept as (

@@ -83,8 +83,16 @@ def excesses(ledger: Ledger, budget_id: str = "b") -> list[tuple[str, str]]:
 
 
 def differences(ledger: Ledger) -> list[tuple[Any, ...]]:
-    """Windows that do not hold what the fold of the ledger says."""
-    return ledger.rows(
+    """Windows that do not hold what the fold of the ledger says, or where folding all budgets at once says otherwise."""
+    columns = (
+        "budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, unpriced_tokens, batch_id"
+    )
+    alone = (
+        f"select f.* from quotas.budgets as b cross join lateral (select {columns} from quotas.fold_windows(b.budget_id)) as f"
+        " where b.ended_at is null"
+    )
+    together = f"select {columns} from quotas.fold_windows(null)"
+    return ledger.rows(f"({alone} except {together}) union all ({together} except {alone})") + ledger.rows(
         """
         with folded as (
             select f.*
