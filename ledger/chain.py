@@ -1,13 +1,16 @@
 """The hash chain: each batch names its predecessor's hash, so that a changed row shows.
 
 A digest is SHA-256 over a batch's COPY lines of one posting period, in entry_id order; a batch hash is SHA-256 over the
-text below. Both can be recomputed from the tables alone, by anybody, in any language.
+text below. Both can be recomputed from the tables alone, by anybody, in any language. Beside a digest stands the CRC-32 of
+each row: the digest proves that something differs, the marks say where.
 """
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from datetime import date
 from hashlib import sha256
-from typing import Final
+from typing import Final, Literal
+from zlib import crc32
 
 HASH_VERSION: Final = 1
 
@@ -15,6 +18,33 @@ HASH_VERSION: Final = 1
 def digest(lines: bytes) -> bytes:
     """Return the digest of COPY lines, each with its newline."""
     return sha256(lines).digest()
+
+
+def row_marks(lines: Sequence[bytes]) -> bytes:
+    """Return the CRC-32 of each COPY line, four bytes each, big-endian, in their order."""
+    return struct.pack(f">{len(lines)}I", *map(crc32, lines))
+
+
+def first_difference(lines: Sequence[bytes], marks: bytes) -> tuple[Literal["changed", "missing", "added"], int] | None:
+    """Return what happened to the first row that is not what was posted, and its index among the lines.
+
+    A missing row is named by the index of the one that stands in its place, which may be one behind the last. None where
+    every mark fits: then whoever changed a row changed its mark too, and only the digest shows it.
+    """
+    stated = [mark for (mark,) in struct.iter_unpack(">I", marks)]
+    found = [crc32(line) for line in lines]
+    for index, mark in enumerate(found):
+        if index >= len(stated):
+            return "added", index
+        if mark != stated[index]:
+            if found[index + 1 :] == stated[index + 1 :]:
+                return "changed", index
+            if found[index : index + 1] == stated[index + 1 : index + 2]:
+                return "missing", index
+            if found[index + 1 : index + 2] == stated[index : index + 1]:
+                return "added", index
+            return "changed", index
+    return ("missing", len(found)) if len(stated) > len(found) else None
 
 
 def batch_hash(

@@ -6,7 +6,7 @@ entries, whose triggers refuse closed periods and move budget windows by id.
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -529,6 +529,20 @@ class _Request(msgspec.Struct, gc=False):
         return self.stands
 
 
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """The rows of a batch in one posting period, with what proves them."""
+
+    lines: bytes
+    digest: bytes
+    marks: bytes
+
+    @classmethod
+    def of(cls, lines: Sequence[bytes]) -> "_Sealed":
+        joined = b"".join(lines)
+        return cls(joined, chain.digest(joined), chain.row_marks(lines))
+
+
 @dataclass(slots=True)
 class _Letter:
     origin: str
@@ -828,7 +842,7 @@ async def _post_once(
             raise _IdsMissing
         failpoints.hit("post.before_keys")
         await _write_around(connection, writing)
-        digests = {period: "".join(listed).encode() for period, listed in writing.lines.items()}
+        sealed = {period: _Sealed.of([line.encode() for line in lines]) for period, lines in writing.lines.items()}
         batch_hash = chain.batch_hash(
             feed=held.name,
             number=number,
@@ -836,15 +850,15 @@ async def _post_once(
             first_position=batch.first_position,
             next_position=batch.next_position,
             counts=writing.counts,
-            digests={period: chain.digest(lines) for period, lines in digests.items()},
+            digests={period: rows.digest for period, rows in sealed.items()},
         )
         posted = Posted(writing.batch_id, number, batch_hash, writing.results, writing.ordinal, batch.next_position)
-        await _write_batch(connection, held, batch, writing, posted, previous, digests)
+        await _write_batch(connection, held, batch, writing, posted, previous, sealed)
         failpoints.hit("post.before_entries")
-        if digests:
+        if sealed:
             async with connection.cursor().copy(_COPY_ENTRIES) as copy:
-                for lines in digests.values():
-                    await copy.write(lines)
+                for rows in sealed.values():
+                    await copy.write(rows.lines)
         failpoints.hit("post.before_commit")
     except BaseException:
         # A broken connection has rolled back by itself, and the first error is the one to tell.
@@ -1226,7 +1240,7 @@ async def _write_batch(
     writing: _Writing,
     posted: Posted,
     previous: bytes,
-    digests: dict[date, bytes],
+    sealed: Mapping[date, _Sealed],
 ) -> None:
     counts = writing.counts
     await connection.execute(
@@ -1239,14 +1253,14 @@ async def _write_batch(
             from_micros(writing.recorded_at), previous, posted.hash, chain.HASH_VERSION,
         ],
     )  # fmt: skip
-    for period, lines in digests.items():
+    for period, rows in sealed.items():
         await connection.execute(
-            "insert into ledger.batch_digests (batch_id, posting_period, row_count, cost_sums, charge_sums, digest)"
-            " values (%s, %s, %s, %s::jsonb, %s::jsonb, %s)",
+            "insert into ledger.batch_digests (batch_id, posting_period, row_count, cost_sums, charge_sums, digest, row_marks)"
+            " values (%s, %s, %s, %s::jsonb, %s::jsonb, %s, %s)",
             [
                 writing.batch_id, period, len(writing.lines[period]),
                 _sums(cost for cost, _ in writing.amounts[period]),
-                _sums(charge for _, charge in writing.amounts[period]), chain.digest(lines),
+                _sums(charge for _, charge in writing.amounts[period]), rows.digest, rows.marks,
             ],
         )  # fmt: skip
     await connection.execute(

@@ -652,6 +652,11 @@ batch_digests = sa.Table(
     sa.Column("cost_sums", JSONB, nullable=False, comment="Amount by currency, decimal text."),
     sa.Column("charge_sums", JSONB, nullable=False, comment="Amount by currency, decimal text."),
     sa.Column("digest", BYTEA, nullable=False, comment="SHA-256 of the rows' COPY lines in entry_id order."),
+    sa.Column(
+        "row_marks",
+        BYTEA,
+        comment="CRC-32 of each line, four bytes each: says which row differs where the digest says that one does. Null before there were any.",
+    ),
     comment="One row per batch and posting period that it wrote to; outlives the rows.",
 )
 

@@ -26,6 +26,7 @@ from tallystick.addresses import libpq_url
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 PROOFS: Final = Path(__file__).parent / "proofs"
+PARTS: Final = ("batches", "keys", "requests", "budgets", "excess", "totals", "lines")
 FAILURES_NAMED_MAX: Final = 20
 """Of each part; one change of a row breaks several proofs, and a lost partition all of them."""
 DIGESTS_AT_ONCE: Final = 2_000
@@ -80,32 +81,75 @@ class Proof:
         return not self.failures
 
 
-def verify(url: str, *, heads: Path | None = None, on_part: Callable[[str], None] | None = None) -> Proof:
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What is looked at: every batch from one on."""
+
+    first_batch: int = 0
+
+    @property
+    def entries(self) -> str:
+        """The rows of those batches, as SQL; by the months that they wrote to, so that no other is read."""
+        if not self.first_batch:
+            return "ledger.entries"
+        return (
+            "(select e.* from (select distinct posting_period from ledger.batch_digests"
+            f" where batch_id >= {self.first_batch}) as p join ledger.entries as e"
+            f" on e.posting_period = p.posting_period and e.entry_id >= {self.first_batch * ROWS_PER_BATCH})"
+        )
+
+    def filled(self, statement: str) -> str:
+        return statement.replace("{entries}", self.entries).replace("{first_batch}", str(self.first_batch))
+
+
+def verify(
+    url: str,
+    *,
+    heads: Path | None = None,
+    since: datetime | None = None,
+    on_part: Callable[[str], None] | None = None,
+) -> Proof:
     """Recompute everything that can be recomputed; `heads` is a file of published chain heads to hold the chain against.
 
-    `url` logs in as tallystick_operator, or as somebody who may read as much. Memory stays bounded whatever the ledger's
-    size; time is linear, since every row is read several times.
+    With `since`, only what was recorded from then on is held against itself: chain, batches, keys and lines. Requests, budgets
+    and marts are about the whole ledger. `url` logs in as tallystick_operator, or as somebody who may read as much. Memory
+    stays bounded whatever the ledger's size; time is linear, since every row is read several times.
     """
     started = time.monotonic()
     told = on_part or (lambda part: None)
     failures: list[Failure] = []
     notes: list[str] = []
     with _snapshot(url) as connection:
+        scope = _scope(connection, since)
         told("chain")
-        failures += _named("chain", _broken_chain(connection))
-        failures += _named("chain", _broken_digests(connection))
-        for part in ("batches", "keys", "requests", "budgets", "excess", "totals", "lines"):
+        failures += _named("chain", _broken_chain(connection, scope))
+        failures += _named("chain", _broken_digests(connection, scope))
+        for part in ("batches", "keys", "lines") if scope.first_batch else PARTS:
             told(part)
-            failures += _broken(connection, part, (PROOFS / f"{part}.sql").read_text())
-        told("marts")
-        mart_failures, mart_notes = _broken_marts(connection)
-        failures += mart_failures
-        notes += mart_notes
+            failures += _broken(connection, part, scope.filled((PROOFS / f"{part}.sql").read_text()))
+        if scope.first_batch:
+            notes.append("requests, budgets and marts are about the whole ledger, and were not looked at")
+        else:
+            told("marts")
+            mart_failures, mart_notes = _broken_marts(connection)
+            failures += mart_failures
+            notes += mart_notes
         if heads is not None:
             told("heads")
             failures += _named("heads", _broken_heads(connection, heads))
-        checked = _sizes(connection)
+        checked = _sizes(connection, scope)
     return Proof(failures, checked, notes, time.monotonic() - started)
+
+
+def _scope(connection: Connection, since: datetime | None) -> _Scope:
+    if since is None:
+        return _Scope()
+    row = connection.execute(
+        "select coalesce(min(batch_id) filter (where recorded_at >= %s), max(batch_id) + 1, 0) from ledger.batches",
+        [since],
+    ).fetchone()
+    assert row is not None
+    return _Scope(row[0])
 
 
 def _connect(url: str) -> Connection:
@@ -153,27 +197,36 @@ select
     b.duplicate_count, b.evidence_count, b.conflict_count, b.dead_letter_count, b.entry_count, b.previous_hash, b.hash,
     b.hash_version,
     array(select d.posting_period from ledger.batch_digests as d where d.batch_id = b.batch_id order by d.posting_period),
-    array(select d.digest from ledger.batch_digests as d where d.batch_id = b.batch_id order by d.posting_period)
+    array(select d.digest from ledger.batch_digests as d where d.batch_id = b.batch_id order by d.posting_period),
+    coalesce(p.number, 0), coalesce(p.hash, '')
 from ledger.feeds as f
-left join ledger.batches as b on b.feed_id = f.feed_id
+left join ledger.batches as b on b.feed_id = f.feed_id and b.batch_id >= %(first_batch)s
+left join lateral (
+    select p.number, p.hash
+    from ledger.batches as p
+    where p.feed_id = f.feed_id and p.batch_id < %(first_batch)s
+    order by p.number desc
+    limit 1
+) as p on true
 order by f.feed_id, b.number
 """
 
 
-def _broken_chain(connection: Connection) -> Iterator[str]:
+def _broken_chain(connection: Connection, scope: _Scope) -> Iterator[str]:
     """Walk each feed from its first batch: numbers without a gap, each hash over the one before, the last in the feed's row.
 
-    Names the first broken batch of a feed; what comes after hangs on it.
+    Names the first broken batch of a feed; what comes after hangs on it. A walk that begins later takes the batch before
+    its first one as it stands.
     """
     feed_id, number, previous, is_broken = None, 0, b"", False
     last: tuple[str, int, bytes] | None = None
     with connection.cursor(name="batches") as cursor:
         cursor.itersize = 5_000
-        for row in cursor.execute(_BATCHES):
+        for row in cursor.execute(_BATCHES, {"first_batch": scope.first_batch}):
             if row[0] != feed_id:
                 if last is not None and not is_broken:
                     yield from _broken_end(*last, number, previous)
-                feed_id, number, previous, is_broken = row[0], 0, b"", False
+                feed_id, number, previous, is_broken = row[0], row[18], row[19], False
                 last = row[1], row[2], row[3]
             if row[4] is None or is_broken:
                 continue
@@ -217,13 +270,15 @@ def _broken_end(name: str, last_number: int, last_hash: bytes, number: int, reac
         yield f"feed {name}: its row says batch {last_number} is the last, the chain ends with {number} or another hash"
 
 
-def _broken_digests(connection: Connection) -> Iterator[str]:
+def _broken_digests(connection: Connection, scope: _Scope) -> Iterator[str]:
     """Stream the rows as COPY prints them and hold their digests against what was written down when they were posted."""
     periods = connection.execute(
-        "select posting_period from ledger.batch_digests union select posting_period from ledger.entries order by 1"
+        "select posting_period from ledger.batch_digests where batch_id >= %s"
+        " union select posting_period from ledger.entries where %s = 0 order by 1",
+        [scope.first_batch, scope.first_batch],
     ).fetchall()
     for (period,) in periods:
-        after = -1
+        after = scope.first_batch - 1
         while True:
             listed = connection.execute(
                 "select d.batch_id, d.digest, f.name, b.number from ledger.batch_digests as d"
@@ -236,7 +291,8 @@ def _broken_digests(connection: Connection) -> Iterator[str]:
             found = dict(_digests(connection, period, after, until))
             for batch_id, digest, feed, number in listed:
                 if found.pop(batch_id, None) != digest:
-                    yield f"feed {feed}: the rows of batch {number} in {period:%Y-%m} differ from what was posted"
+                    first = _first_difference(connection, period, batch_id)
+                    yield f"feed {feed}: the rows of batch {number} in {period:%Y-%m} differ from what was posted{first}"
             for batch_id in found:
                 yield f"rows of {period:%Y-%m} claim batch id {batch_id}, which posted none there"
             if is_last:
@@ -244,27 +300,54 @@ def _broken_digests(connection: Connection) -> Iterator[str]:
             after = listed[-1][0]
 
 
-def _digests(connection: Connection, period: date, after: int, until: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield (batch id, digest of its rows) for the batches after one and up to another."""
+def _lines(connection: Connection, period: date, first_batch: int, until: int | None) -> Iterator[bytes]:
+    """Yield rows as COPY prints them, by entry id, from one batch up to and with another."""
     statement = (
         f"copy (select {', '.join(COLUMNS)} from ledger.entries where posting_period = '{period.isoformat()}'"
-        f" and entry_id >= {(after + 1) * ROWS_PER_BATCH}"
+        f" and entry_id >= {first_batch * ROWS_PER_BATCH}"
         + (f" and entry_id < {(until + 1) * ROWS_PER_BATCH}" if until is not None else "")
         + " order by entry_id) to stdout"
     )
-    batch_id, hashed = -1, sha256()
     with connection.cursor() as cursor, cursor.copy(statement) as rows:
         # The protocol gives one message for each row.
         for row in rows:
-            line = bytes(row)
-            of = int(line[: line.index(b"\t")]) // ROWS_PER_BATCH
-            if of != batch_id:
-                if batch_id >= 0:
-                    yield batch_id, hashed.digest()
-                batch_id, hashed = of, sha256()
-            hashed.update(line)
+            yield bytes(row)
+
+
+def _digests(connection: Connection, period: date, after: int, until: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yield (batch id, digest of its rows) for the batches after one and up to another."""
+    batch_id, hashed = -1, sha256()
+    for line in _lines(connection, period, after + 1, until):
+        of = int(line[: line.index(b"\t")]) // ROWS_PER_BATCH
+        if of != batch_id:
+            if batch_id >= 0:
+                yield batch_id, hashed.digest()
+            batch_id, hashed = of, sha256()
+        hashed.update(line)
     if batch_id >= 0:
         yield batch_id, hashed.digest()
+
+
+_TENANT: Final = COLUMNS.index("tenant_id")
+
+
+def _first_difference(connection: Connection, period: date, batch_id: int) -> str:
+    """Say which row of a batch is the first that is not what was posted, where its marks tell."""
+    row = connection.execute(
+        "select row_marks from ledger.batch_digests where posting_period = %s and batch_id = %s", [period, batch_id]
+    ).fetchone()
+    if row is None or row[0] is None:
+        return ""
+    lines = list(_lines(connection, period, batch_id, batch_id))
+    found = chain.first_difference(lines, bytes(row[0]))
+    if found is None:
+        return ""
+    what, index = found
+    if index == len(lines):
+        return f": the last of its {len(row[0]) // 4} rows is missing"
+    columns = lines[index].decode().split("\t")
+    named = f"entry {columns[0]} of tenant {columns[_TENANT]}"
+    return f": a row is missing before {named}" if what == "missing" else f": {named} was {what}"
 
 
 # --- Marts ------------------------------------------------------------------------------------------------------------
@@ -298,14 +381,20 @@ def _broken_marts(connection: Connection) -> tuple[list[Failure], list[str]]:
     return failures, notes
 
 
-def _sizes(connection: Connection) -> dict[str, int]:
+def _sizes(connection: Connection, scope: _Scope) -> dict[str, int]:
+    counted = {
+        "batches": "select count(*) from ledger.batches where batch_id >= {first_batch}",
+        "entries": "select count(*) from {entries} as e",
+        "keys": "select count(*) from ledger.event_keys where batch_id >= {first_batch}",
+    }
+    if not scope.first_batch:
+        counted["requests"] = "select count(*) from ledger.requests"
+        counted["windows"] = "select count(*) from quotas.windows"
     row = connection.execute(
-        "select (select count(*) from ledger.batches), (select count(*) from ledger.entries),"
-        " (select count(*) from ledger.event_keys), (select count(*) from ledger.requests),"
-        " (select count(*) from quotas.windows)"
+        scope.filled(f"select {', '.join(f'({statement})' for statement in counted.values())}").encode()
     ).fetchone()
     assert row is not None
-    return dict(zip(("batches", "entries", "keys", "requests", "windows"), row, strict=True))
+    return dict(zip(counted, row, strict=True))
 
 
 # --- Heads ------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from ledger.times import from_micros
 from tallystick.commands.common import (
     CommandError,
     Format,
     FormatOption,
     counted,
     group,
+    instant,
     note,
     plain,
     print_json,
@@ -88,6 +90,10 @@ def verify(
         Path | None,
         typer.Option("--heads", help="File of published heads; left out, the one that is set, if it is there."),
     ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Only what was recorded from this day (UTC) or RFC 3339 time on."),
+    ] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Recompute chain, keys, requests, budgets and marts from the ledger; fail if anything differs."""
@@ -99,7 +105,11 @@ def verify(
     # The standing file is there once heads have been published; one that is named must be there.
     file = published or (default if default.exists() else None)
     with addresses(options) as found:
-        proof = proofs.verify(found.url_for(OPERATOR), heads=file)
+        proof = proofs.verify(
+            found.url_for(OPERATOR),
+            heads=file,
+            since=None if since is None else from_micros(instant(since, "UTC")),
+        )
     if format is Format.json:
         print_json({**plain(proof), "seconds": f"{proof.seconds:.3f}", "ok": proof.ok})
     else:

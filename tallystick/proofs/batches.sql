@@ -4,7 +4,7 @@ with found as (
         batch_id,
         posting_period,
         count(*) as row_count
-    from ledger.entries
+    from {entries} as e
     group by batch_id, posting_period
 ),
 
@@ -15,7 +15,7 @@ found_sums as (
         'cost' as book,
         cost_currency::text as currency,
         sum(cost_amount) as amount
-    from ledger.entries
+    from {entries} as e
     where cost_amount is not null
     group by 1, 2, 4
     union all
@@ -25,7 +25,7 @@ found_sums as (
         'charge',
         charge_currency::text,
         sum(charge_amount)
-    from ledger.entries
+    from {entries} as e
     where charge_amount is not null
     group by 1, 2, 4
 ),
@@ -51,6 +51,7 @@ stated_sums as (
             value
         from jsonb_each_text(d.charge_sums)
     ) as s
+    where d.batch_id >= {first_batch}
 ),
 
 digested as (
@@ -58,6 +59,7 @@ digested as (
         batch_id,
         sum(row_count) as row_count
     from ledger.batch_digests
+    where batch_id >= {first_batch}
     group by batch_id
 )
 
@@ -67,7 +69,7 @@ select
         to_char(coalesce(f.posting_period, d.posting_period), 'YYYY-MM'), coalesce(d.row_count, 0)
     ) as failure
 from found as f
-full join ledger.batch_digests as d on d.batch_id = f.batch_id and d.posting_period = f.posting_period
+full join (select * from ledger.batch_digests where batch_id >= {first_batch}) as d on d.batch_id = f.batch_id and d.posting_period = f.posting_period
 where f.row_count is distinct from d.row_count
 
 union all
@@ -93,4 +95,4 @@ select format('batch %s of feed %s wrote %s entries, its digests say %s', b.numb
 from ledger.batches as b
 join ledger.feeds as n on n.feed_id = b.feed_id
 left join digested as d on d.batch_id = b.batch_id
-where b.entry_count <> coalesce(d.row_count, 0)
+where b.batch_id >= {first_batch} and b.entry_count <> coalesce(d.row_count, 0)

@@ -3,13 +3,14 @@ with stated as (
     select
         e.event_key as key,
         e.batch_id
-    from ledger.entries as e
+    from {entries} as e
     group by e.event_key, e.batch_id
     union all
     select
         w.event_key,
         w.batch_id
     from ledger.node_windows as w
+    where w.batch_id >= {first_batch}
 ),
 
 counted as (
@@ -17,6 +18,7 @@ counted as (
         batch_id,
         count(*) as key_count
     from ledger.event_keys
+    where batch_id >= {first_batch}
     group by batch_id
 ),
 
@@ -25,7 +27,7 @@ fees as (
     select
         batch_id,
         count(distinct event_key) as key_count
-    from ledger.entries
+    from {entries} as e
     where kind = 'fee'
     group by batch_id
 )
@@ -37,7 +39,7 @@ select
         else format('event key %s belongs to batch %s, its entries to batch %s', s.key, k.batch_id, s.batch_id)
     end as failure
 from stated as s
-full join ledger.event_keys as k on k.key = s.key
+full join (select * from ledger.event_keys where batch_id >= {first_batch}) as k on k.key = s.key
 where s.batch_id is distinct from k.batch_id
 
 union all
@@ -51,4 +53,6 @@ from ledger.batches as b
 join ledger.feeds as f on f.feed_id = b.feed_id
 left join counted as c on c.batch_id = b.batch_id
 left join fees as x on x.batch_id = b.batch_id
-where b.created_count + b.evidence_count <> coalesce(c.key_count, 0) - coalesce(x.key_count, 0)
+where
+    b.batch_id >= {first_batch}
+    and b.created_count + b.evidence_count <> coalesce(c.key_count, 0) - coalesce(x.key_count, 0)

@@ -45,6 +45,35 @@ def test_the_first_batch_has_no_predecessor_and_a_feed_may_have_no_positions() -
     assert made == sha256(b"version 1\nfeed api:a\nnumber 1\nprevious \npositions - -\n").digest()
 
 
+def test_the_bytes_of_row_marks() -> None:
+    """Golden: CRC-32 as zlib and PNG have it; "123456789" is cbf43926 by its definition."""
+    assert chain.row_marks([b"123456789", b"a\n"]).hex() == "cbf43926" + "ddeaa107"
+    assert chain.row_marks([]) == b""
+
+
+LINES = [b"one\n", b"two\n", b"three\n", b"four\n"]
+
+
+@pytest.mark.parametrize(
+    ("now", "found"),
+    [
+        (LINES, None),
+        ([b"One\n", *LINES[1:]], ("changed", 0)),
+        ([*LINES[:3], b"Four\n"], ("changed", 3)),
+        (LINES[1:], ("missing", 0)),
+        ([LINES[0], *LINES[2:]], ("missing", 1)),
+        (LINES[:3], ("missing", 3)),
+        ([], ("missing", 0)),
+        ([LINES[0], b"new\n", *LINES[1:]], ("added", 1)),
+        ([*LINES, b"new\n"], ("added", 4)),
+        ([LINES[1], LINES[0], *LINES[2:]], ("missing", 0)),
+        ([LINES[0], b"x\n", b"y\n", LINES[3]], ("changed", 1)),
+    ],
+)
+def test_the_first_row_that_differs_is_found_by_its_mark(now: list[bytes], found: tuple[str, int] | None) -> None:
+    assert chain.first_difference(now, chain.row_marks(LINES)) == found
+
+
 COUNTS = ("created", "duplicate", "evidence", "conflict", "dead_letter", "entry")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ TAMPERED = {
     "an amount": (
         f"update ledger.entries set charge_amount = charge_amount + 0.01 where entry_id = {FIRST}",
         {
-            "chain": "feed file:test: the rows of batch 1 in 2026-01 differ from what was posted",
+            "chain": "feed file:test: the rows of batch 1 in 2026-01 differ from what was posted: entry 65536 of tenant t-alpha was changed",
             "batches": "the rows sum to 0.01056, the digest says 0.00056",
             "budgets": "budget totals-charge",
             "totals": "tenant t-alpha, 2026-01, USD: budget totals-charge says 0.00056, the ledger 0.01056",
@@ -96,7 +97,7 @@ TAMPERED = {
     "a row gone": (
         f"delete from ledger.entries where entry_id = {FIRST}",
         {
-            "chain": "the rows of batch 1 in 2026-01 differ",
+            "chain": "the rows of batch 1 in 2026-01 differ from what was posted: a row is missing before entry 65537 of tenant",
             "batches": "holds 1 rows of 2026-01, its digest says 2",
             "keys": "stands for no entry",
             "requests": "has a row and no first entry",
@@ -195,6 +196,50 @@ async def test_a_change_by_somebody_who_may_do_anything_is_named(ledger: Ledger,
     assert found.keys() == expected.keys(), found
     for part, words in expected.items():
         assert words in found[part]
+
+
+async def test_the_last_row_of_a_batch_gone_is_named(ledger: Ledger) -> None:
+    ledger.superuser.execute(f"delete from ledger.entries where entry_id = {FIRST} + 1")
+    assert "differ from what was posted: the last of its 2 rows is missing" in parts(ledger)["chain"]
+
+
+async def test_a_batch_of_before_there_were_marks_is_named_as_a_whole(ledger: Ledger) -> None:
+    ledger.superuser.execute("update ledger.batch_digests set row_marks = null")
+    ledger.superuser.execute(f"update ledger.entries set trace_id = 'other' where entry_id = {FIRST}")
+    assert parts(ledger) == {"chain": "feed file:test: the rows of batch 1 in 2026-01 differ from what was posted"}
+
+
+async def test_what_was_recorded_since_is_proved_alone(ledger: Ledger) -> None:
+    """Three batches: the second and third from their instant on; a fault in the first shows only in the whole."""
+    url = ledger.database.url_for("tallystick_operator")
+    since = ledger.value("select recorded_at from ledger.batches where number = 2")
+    proved = verify(url, since=since)
+    assert proved.ok, proved.failures
+    whole = ledger.value("select count(*) from ledger.entries")
+    first = ledger.value(f"select count(*) from ledger.entries where batch_id = {FIRST} / 65536")
+    assert (proved.checked["batches"], proved.checked["entries"]) == (2, whole - first)
+    ledger.superuser.execute(f"update ledger.entries set charge_amount = charge_amount + 1 where entry_id = {FIRST}")
+    assert verify(url, since=since).ok
+    assert not verify(url).ok
+    ledger.superuser.execute(
+        "update ledger.entries set charge_amount = charge_amount + 1 where batch_id >"
+        f" {FIRST} / 65536 and charge_amount is not null"
+    )
+    found = {failure.part for failure in verify(url, since=since).failures}
+    assert found == {"chain", "batches", "lines"}
+
+
+async def test_a_link_to_what_came_before_is_held_even_when_only_the_rest_is_proved(ledger: Ledger) -> None:
+    since = ledger.value("select recorded_at from ledger.batches where number = 2")
+    ledger.superuser.execute("update ledger.batches set hash = sha256('other') where number = 1")
+    [failure] = verify(ledger.database.url_for("tallystick_operator"), since=since).failures
+    assert failure.text == "feed file:test: batch 2 does not name the hash of batch 1"
+
+
+async def test_nothing_recorded_since_leaves_nothing_to_prove(ledger: Ledger) -> None:
+    proved = verify(ledger.database.url_for("tallystick_operator"), since=datetime(2999, 1, 1, tzinfo=UTC))
+    assert proved.ok
+    assert set(proved.checked.values()) == {0}
 
 
 async def test_causes_that_do_not_sum_to_the_excess_are_named(ledger: Ledger) -> None:
