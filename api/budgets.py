@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from api.documents import Room
 from api.errors import InvalidRequest, TenantNotFound
+from api.pages import limit_of
 from api.schemas import (
     BUDGET_SCHEMAS,
     BUDGETS_OPERATION,
@@ -94,7 +95,7 @@ async def get_budgets(request: Request) -> Response:
     services = services_of(request)
     key = await services.keys.identify(request.headers.get("authorization"), "budgets:read")
     at = _instant(request.query_params.get("at"))
-    limit = _limit(request.query_params.get("limit"), services.config.page_tenants_max)
+    limit = limit_of(request.query_params.get("limit"), services.config.page_tenants_max)
     after = request.query_params.get("after", "")
     if "\0" in after:
         raise InvalidRequest("after", "is no tenant id")
@@ -135,14 +136,6 @@ def _instant(text: str | None) -> int | None:
     if not _YEARS[0] <= at < _YEARS[1]:
         raise InvalidRequest("at", "must be between the years 2000 and 2200")
     return at
-
-
-def _limit(text: str | None, most: int) -> int:
-    if text is None:
-        return most
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0):
-        raise InvalidRequest("limit", "must be a whole number above zero")
-    return min(int(text), most)
 
 
 def _feeds(lag: Lag) -> Feeds:

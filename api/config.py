@@ -34,7 +34,12 @@ class Config:
     """A larger body of an administrative request is refused."""
     read_connections: int = 4
     operator_connections: int = 4
+    report_connections: int = 2
+    """Apart from those, so that no report keeps a gateway waiting."""
+    report_seconds: float = 10.0
+    """A report that takes longer is refused."""
     page_tenants_max: int = 1_000
+    page_rows_max: int = 1_000
     revision: str | None = None
     """The newest migration that this code knows; None skips the check."""
 

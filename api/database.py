@@ -6,7 +6,7 @@ from typing import TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from api.errors import DatabaseAway, NoAdministration
+from api.errors import DatabaseAway, NoAdministration, TooMuchToRead
 from ledger.database import Connection
 
 Found = TypeVar("Found")
@@ -27,16 +27,17 @@ _ACT_OPTIONS = (
 
 
 class Reader:
-    """Runs reads on connections of the pool."""
+    """Runs reads on connections of the pool; with a limit in seconds, the server ends one that takes longer."""
 
-    def __init__(self, url: str, connections: int) -> None:
+    def __init__(self, url: str, connections: int, seconds: float | None = None) -> None:
+        limit = "" if seconds is None else f" -c statement_timeout={round(seconds * 1000)}"
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             url,
             min_size=1,
             max_size=connections,
             open=False,
             timeout=_WAIT_SECONDS,
-            kwargs={"autocommit": True, "options": _OPTIONS},
+            kwargs={"autocommit": True, "options": _OPTIONS + limit},
         )
 
     async def open(self) -> None:
@@ -48,7 +49,7 @@ class Reader:
     async def run(self, read: Callable[[Connection], Awaitable[Found]]) -> Found:
         """Run a read; once more on a fresh connection where the pool's was broken.
 
-        Errors: `DatabaseAway`.
+        Errors: `DatabaseAway`, `TooMuchToRead`.
         """
         for is_last in (False, True):
             try:
@@ -56,6 +57,8 @@ class Reader:
                     return await read(connection)
             except PoolTimeout:
                 raise DatabaseAway("the database did not answer") from None
+            except psycopg.errors.QueryCanceled:
+                raise TooMuchToRead("the database was stopped after its seconds; ask for less") from None
             except psycopg.OperationalError:
                 if is_last:
                     raise DatabaseAway("the database did not answer") from None

@@ -6,6 +6,7 @@ Refusal
 ├── TenantNotFound          no such tenant, or not this key's to see: one answer, so that nobody learns which
 ├── InvalidRequest          a parameter or a field of the body breaks a rule
 ├── MalformedBody           a body that is no JSON
+├── TooMuchToRead           a report takes longer than it may
 ├── EmptyBody, BodyTooLarge, TooManyEvents, UnsupportedMediaType
 └── Unavailable             nothing was acknowledged; the same request may be sent again
     ├── QueueFull           the queue pushes back
@@ -88,6 +89,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         "Structured CloudEvents only: single, batch, or one per line; UTF-8, not compressed.",
     ),
     "invalid-request": Kind(422, "A parameter breaks a rule", "`errors` names each parameter or field, and its rule."),
+    "too-much-to-read": Kind(422, "The report takes too long", "Ask for fewer days."),
     "internal-error": Kind(500, "A fault of ours", "Nothing was acknowledged. `reference` names the line in our log."),
     "queue-full": Kind(
         503, "Too much is waiting", "Nothing was kept. Send the same request again after Retry-After.", _SOON
@@ -170,6 +172,12 @@ class InvalidRequest(Refusal):
 
     def __init__(self, name: str, rule: str) -> None:
         super().__init__(f"{name} {rule}", errors=[{"name": name, "rule": rule}])
+
+
+class TooMuchToRead(Refusal):
+    """A report takes longer than it may."""
+
+    code = "too-much-to-read"
 
 
 class MalformedBody(Refusal):

@@ -15,6 +15,7 @@ from api import (
     docs,
     events,
     health,
+    usage,
 )
 from api.config import Config
 from api.documents import Room, complete
@@ -29,6 +30,7 @@ _START_SECONDS: Final = 5.0
 ROOMS: Final[tuple[Room, ...]] = (
     events.ROOM,
     budgets.ROOM,
+    usage.ROOM,
     health.ROOM,
     docs.ROOM,
 )
@@ -42,6 +44,7 @@ def create_app(config: Config) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await services.reader.open()
+        await services.reports.open()
         await services.operator.open()
         services.key_watch.start()
         await services.commits.start(_START_SECONDS)
@@ -51,6 +54,7 @@ def create_app(config: Config) -> FastAPI:
             await services.commits.close()
             await services.key_watch.close()
             await services.operator.close()
+            await services.reports.close()
             await services.reader.close()
 
     app = FastAPI(

@@ -25,6 +25,7 @@ class Services:
     config: Config
     metrics: Metrics
     reader: Reader
+    reports: Reader
     operator: Operator
     keys: KeyRing
     key_watch: KeyWatch
@@ -47,6 +48,7 @@ class Services:
             config=config,
             metrics=metrics,
             reader=reader,
+            reports=Reader(config.api_url, config.report_connections, config.report_seconds),
             operator=Operator(config.operator_url, config.operator_connections),
             keys=ring,
             key_watch=KeyWatch(ring, reader, config.api_url),

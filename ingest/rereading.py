@@ -25,10 +25,10 @@ from ledger.errors import Unknown
 from ledger.keys import EVENT, key
 from ledger.meters import COLUMN_METERS
 from ledger.money import EXACT
-from ledger.posting import Batch, Missing, Priced, post, prepare, standing_rows
+from ledger.posting import Batch, Missing, Priced, Rows, post, prepare, standing_rows
 from ledger.statements import DIMENSIONS, Refused, Statement
 from ledger.times import from_micros, micros
-from ledger.true_ups import fold
+from ledger.true_ups import fold, reported
 
 SOURCE: Final = "commands://events/reread"
 """Stands in the keys of what this posts; entries keep the source of the report that was read again."""
@@ -225,11 +225,11 @@ async def _changes(
 
 
 async def _standing(connection: Connection, rows: Iterable[_Row]) -> dict[int, list[Standing]]:
-    wanted = [(row.posting_period, row.first_entry_id, row.entry_count) for row in rows]
-    groups: dict[int, list[Standing]] = {first_id: [] for _, first_id, _ in wanted}
+    wanted = [Rows(row.posting_period, row.first_entry_id, row.entry_count, row.first_occurred_at) for row in rows]
+    groups: dict[int, list[Standing]] = {each.entry_id: [] for each in wanted}
     async for first_id, _, _, group in standing_rows(connection, wanted):
         groups[first_id].append(group)
-    return {first_id: fold(listed) for first_id, listed in groups.items()}
+    return {first_id: reported(fold(listed)) for first_id, listed in groups.items()}
 
 
 def _statement(books: Books, row: _Row, found: Reread) -> Statement | Refused:

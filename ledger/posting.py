@@ -6,13 +6,13 @@ entries, whose triggers refuse closed periods and move budget windows by id.
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import psycopg
@@ -52,7 +52,7 @@ from ledger.statements import (
     Window,
 )
 from ledger.times import from_micros, local_date_at, micros, postgres_text
-from ledger.true_ups import fold, true_up
+from ledger.true_ups import fold, is_stated, reported, true_up
 
 CONTENT_HASH_VERSION: Final = 2
 """Of the content hashes that statements carry: that of `ingest.contents`, which a test holds equal."""
@@ -131,6 +131,12 @@ class Known:
     parts: Sequence[Standing] | None = None
     """The rows of its first statement, each a part of the call, where nothing but prices was corrected since; else None:
     what stands has parts of one grain in one group."""
+    main: Standing | None = None
+    """The group that counts the request; where nothing stands, the newest row that did, or its first."""
+
+
+def _no_fees(books: Books, known: Known, missing: "Missing") -> Sequence[Priced]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +146,16 @@ class Correction:
     request_key: str
     rows_for: Callable[[Books, Known, "Missing"], Sequence[Entry]]
     """The rows of one act, which share a statement and its event key; none where nothing has to change."""
-    fees_for: Callable[[Books, Known, "Missing"], Sequence[Priced]]
+    fees_for: Callable[[Books, Known, "Missing"], Sequence[Priced]] = _no_fees
     """Fees of its operation, booked unless they have been."""
     fee_keys: Sequence[str] = ()
     """The keys of those fees, to be looked up."""
+    event_key: str | None = None
+    """Where it is known before what stands is: with it taken, the correction was made already."""
+    content_hash: str | None = None
+    """Tells a repeated correction from another one under the same key."""
+    is_statement: bool = False
+    """It says what the request is, by a person's decision: the best statement from now on."""
 
 
 @dataclass(slots=True)
@@ -166,6 +178,8 @@ class Batch:
     """Where in its log the message behind an item lies; None for feeds without positions of their own."""
     release_of: Callable[[int], Release | None] | None = None
     """The release of an item that a person takes out of a dead letter: what becomes of it is noted there."""
+    and_then: "Callable[[Connection, Posted], Awaitable[None]] | None" = None
+    """What else is written in the same transaction, before the entries: who corrected and why."""
 
 
 # --- Before the transaction: price, and write the lines ---------------------------------------------------------------
@@ -230,7 +244,8 @@ def _prepared(books: Books, item: Item, missing: Missing) -> Priced | Window | D
 def price_statement(books: Books, statement: Statement, at: int, kind: Kind, missing: Missing) -> list[Entry]:
     """Return the rows of a statement at the prices of an instant.
 
-    Shape: one entry per part. The tenant is the one that pays at that instant; only the first row counts the request.
+    Shape: one entry per part. The tenant is the one that pays at that instant; only the first row counts the request, and
+    none where it is withdrawn.
     """
     dimensions = statement.dimensions
     tenant_id = dimensions[0] or ""
@@ -248,6 +263,8 @@ def price_statement(books: Books, statement: Statement, at: int, kind: Kind, mis
     terms = tenant.at(at)
     day = local_date_at(terms.time_zone, at)
     currency = terms.charge_currency
+    # A void says that the call was never made.
+    request_count = 0 if statement.status == "void" else 1
     digest = digest_uuid(statement.raw_usage) if statement.raw_usage is not None else None
     tags = jsonb_text(statement.tags) if statement.tags else None
     entries = []
@@ -263,7 +280,7 @@ def price_statement(books: Books, statement: Statement, at: int, kind: Kind, mis
             local_date=day,
             dimensions=dimensions,
             subject_id=subject_id,
-            request_count=0 if number else 1,
+            request_count=0 if number else request_count,
             quantities=part.quantities,
             cost=cost,
             charge=charge,
@@ -471,6 +488,8 @@ def as_evidence(entry: Entry, *flags: str) -> Entry:
     said: dict[str, Any] = {"rank": list(entry.statement.rank)}
     if entry.quantities is not None:
         said["quantities"] = dict(entry.quantities)
+    if entry.unpriced:
+        said["unpriced"] = list(entry.unpriced)
     if entry.charge.amount is not None:
         said["charge_amount"] = f"{entry.charge.amount:f}"
     if entry.cost.amount is not None:
@@ -520,6 +539,7 @@ class _Request(msgspec.Struct, gc=False):
     last_entry_id: int = 0
     """Known where what stands was read, and so are its parts."""
     parts: list[Standing] | None = None
+    main: Standing | None = None
     is_changed: bool = False
 
     def standing(self) -> list[Standing]:
@@ -671,7 +691,8 @@ class _Writing:
             beats, flags = False, ("proposed",)
         said = entries
         if beats:
-            entries = true_up(request.standing(), said, request.entry_id)
+            stood = request.standing()
+            entries = true_up(reported(stood), said, request.entry_id)
         else:
             entries = [as_evidence(entry, *flags) if entry.kind != "evidence" else entry for entry in said]
         # Where a merge was recorded late, what stands and what is said belong to different tenants.
@@ -685,24 +706,25 @@ class _Writing:
         self._book_fees(item.fees, periods[0])
         if not beats:
             return Result("evidence", flags[0] if flags else None)
-        request.stands, request.said = None, said
+        stated = [group for group in stood if is_stated(group)]
+        if stated:
+            request.stands, request.said = [*(standing(entry) for entry in said), *stated], None
+        else:
+            request.stands, request.said = None, said
         request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
         return _CREATED
 
     def _correct(self, item: Correction) -> Result:
         """Write what a correction makes of a request as it stands now."""
+        taken = self.keys.get(item.event_key) if item.event_key is not None else None
+        if taken is not None:
+            if taken == item.content_hash:
+                return _DUPLICATE
+            raise ActRefused("a correction with this id was made before, and says otherwise")
         request = self.requests.get(item.request_key)
         if request is None or request.stands is None:
             raise Unknown("request", item.request_key)
-        known = Known(
-            item.request_key,
-            request.entry_id,
-            request.last_entry_id,
-            request.occurred_at,
-            request.rank,
-            request.stands,
-            request.parts,
-        )
+        known = _known(item.request_key, request)
         entries = item.rows_for(self.books, known, self.missing)
         self._book_fees(item.fees_for(self.books, known, self.missing), None)
         if not entries:
@@ -712,10 +734,14 @@ class _Writing:
             raise ActRefused(
                 f"tenant {entries[0].dimensions[0]} has no open period to correct request {item.request_key} in"
             )
-        self._accept(entries[0].statement)
+        statement = entries[0].statement
+        self._accept(statement)
         for entry, period in zip(entries, periods, strict=True):
             assert period is not None
-            self._write([entry], [tail(entry)], period)
+            request.last_entry_id = self._write([entry], [tail(entry)], period)
+        request.stands = fold([*request.stands, *(standing(entry) for entry in entries)])
+        if item.is_statement:
+            request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
         return _CREATED
 
     def _book_fees(self, fees: Sequence[Priced], period: date | None) -> None:
@@ -736,8 +762,13 @@ class _Writing:
     @staticmethod
     def _needs_a_person(statement: Statement, request: _Request) -> bool:
         """Say whether a void or a lower count of a final, reported request comes from no higher source than the first."""
-        decision, has_usage, final, reported, source_rank, _ = request.rank
-        if decision or not (has_usage and final and reported) or statement.rank[0] or statement.rank[4] > source_rank:
+        decision, has_usage, final, is_reported, source_rank, _ = request.rank
+        if (
+            decision
+            or not (has_usage and final and is_reported)
+            or statement.rank[0]
+            or statement.rank[4] > source_rank
+        ):
             return False
         said: Counter[str] = Counter()
         for part in statement.parts:
@@ -797,6 +828,21 @@ class _Writing:
         }
 
 
+def _known(request_key: str, request: _Request) -> Known:
+    stands = request.stands or []
+    counted = [group for group in stands if group.request_count > 0]
+    return Known(
+        request_key,
+        request.entry_id,
+        request.last_entry_id,
+        request.occurred_at,
+        request.rank,
+        stands,
+        request.parts,
+        counted[0] if counted else request.main,
+    )
+
+
 def _is_lower(said: Quantities, stood: Quantities) -> bool:
     """Say whether less was used: less input or output in all, or less of anything that is no token."""
     if input_tokens(said) < input_tokens(stood) or output_tokens(said) < output_tokens(stood):
@@ -854,6 +900,8 @@ async def _post_once(
         )
         posted = Posted(writing.batch_id, number, batch_hash, writing.results, writing.ordinal, batch.next_position)
         await _write_batch(connection, held, batch, writing, posted, previous, sealed)
+        if batch.and_then is not None:
+            await batch.and_then(connection, posted)
         failpoints.hit("post.before_entries")
         if sealed:
             async with connection.cursor().copy(_COPY_ENTRIES) as copy:
@@ -943,6 +991,8 @@ def _keys_of(batch: Batch) -> tuple[list[str], list[str]]:
             events.append(item.event_key)
         elif isinstance(item, Correction):
             events += item.fee_keys
+            if item.event_key is not None:
+                events.append(item.event_key)
             requests.append(item.request_key)
     return events, requests
 
@@ -966,17 +1016,22 @@ async def _read_standing(connection: Connection, writing: _Writing) -> None:
 async def _read_stands(connection: Connection, requests: dict[int, _Request]) -> None:
     """Read what stands for requests, by the ids of their first rows."""
     groups: dict[int, list[Standing]] = {entry_id: [] for entry_id in requests}
-    wanted = [(request.posting_period, request.entry_id, request.entry_count) for request in requests.values()]
+    wanted = [Rows.of(request) for request in requests.values()]
+    counted: dict[int, int] = {}
     for request in requests.values():
         request.parts = []
     async for first_entry_id, entry_id, kind, group in standing_rows(connection, wanted):
         groups[first_entry_id].append(group)
         request = requests[first_entry_id]
         request.last_entry_id = max(request.last_entry_id, entry_id)
-        if kind not in ("usage", "fee", "adjustment"):
+        if kind not in ("usage", "fee", "repricing"):
             request.parts = None
-        elif kind != "adjustment" and request.parts is not None:
+        elif kind != "repricing" and request.parts is not None:
             request.parts.append(group)
+        # Of a request of which nothing stands, the newest row that counted it still says what it was.
+        newest = entry_id if group.request_count > 0 else -1
+        if request.main is None or newest > counted.get(first_entry_id, -1):
+            request.main, counted[first_entry_id] = group, newest
     for entry_id, request in requests.items():
         request.stands = fold(groups[entry_id])
 
@@ -994,25 +1049,30 @@ async def read_known(connection: Connection, request_keys: Sequence[str]) -> lis
         requests[entry_id] = _Request(tuple(rank), period, entry_id, entry_count, micros(occurred_at), best, False)
         keys[entry_id] = key
     await _read_stands(connection, requests)
-    return [
-        Known(
-            keys[entry_id],
-            entry_id,
-            request.last_entry_id,
-            request.occurred_at,
-            request.rank,
-            request.stands or [],
-            request.parts,
-        )
-        for entry_id, request in requests.items()
-    ]
+    return [_known(keys[entry_id], request) for entry_id, request in requests.items()]
+
+
+class Rows(NamedTuple):
+    """Where the rows of a request are: its first ones, and, from the month in which it occurred on, what corrects them."""
+
+    posting_period: date
+    entry_id: int
+    entry_count: int
+    occurred_at: int
+
+    @classmethod
+    def of(cls, request: "_Request") -> "Rows":
+        return cls(request.posting_period, request.entry_id, request.entry_count, request.occurred_at)
 
 
 # `offset 0` keeps each look-up a look-up by index. As a plain join, a partition without statistics yet (the first minutes
 # of a month) is read whole and each of its rows held against each request: seconds for a batch, and growing.
+# A correction is posted in no month before the one in which the request occurred, twelve hours behind UTC at the earliest:
+# partitions before it are not looked into, however many there are.
 STANDING: Final = f"""
 with wanted as (
-    select * from unnest(%(periods)s::date[], %(firsts)s::bigint[], %(counts)s::int[]) as w (posting_period, first_id, entry_count)
+    select * from unnest(%(periods)s::date[], %(firsts)s::bigint[], %(counts)s::int[], %(months)s::date[])
+        as w (posting_period, first_id, entry_count, first_month)
 ),
 rows as (
     select w.first_id, e.*
@@ -1029,28 +1089,43 @@ rows as (
     cross join lateral (
         select *
         from ledger.entries
-        where corrects_entry_id = w.first_id
+        where posting_period >= w.first_month and corrects_entry_id = w.first_id
         offset 0
     ) as e
 )
 select
-    first_id, entry_id, kind, {", ".join(DIMENSIONS)}, local_date, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
+    first_id, entry_id,
+    case when kind = 'adjustment' and reported ? 'run' then 'repricing' else kind end,
+    {", ".join(DIMENSIONS)}, local_date, subject_id::text, tags::text, attempt, cost_currency, cost_rate_set_id,
     charge_currency, charge_rate_set_id, usage_flags, unpriced_meters, request_count, {", ".join(COLUMN_METERS)},
     other_quantities, avoided_tokens, cost_amount, charge_amount
 from rows
 """
 
 
+def first_month(occurred_at: int) -> date:
+    """Return the earliest month that a row of a request may be posted in, whoever's month it is."""
+    return from_micros(occurred_at - _FARTHEST_BEHIND).date().replace(day=1)
+
+
+_FARTHEST_BEHIND: Final = 12 * 3600 * 1_000_000
+"""Microseconds by which the last zone is behind UTC."""
+
+
 async def standing_rows(
-    connection: Connection, wanted: Sequence[tuple[date, int, int]]
-) -> AsyncIterator[tuple[int, int, Kind, Standing]]:
-    """Yield rows of requests as (first entry id, entry id, kind, group to fold), asked for by period, first id and row count."""
+    connection: Connection, wanted: Sequence[Rows]
+) -> AsyncIterator[tuple[int, int, str, Standing]]:
+    """Yield rows of requests as (first entry id, entry id, kind, group to fold).
+
+    The kind of an adjustment that only corrected a price is `repricing`.
+    """
     cursor = await connection.execute(
         STANDING,
         {
-            "periods": [period for period, _, _ in wanted],
-            "firsts": [first for _, first, _ in wanted],
-            "counts": [count for _, _, count in wanted],
+            "periods": [rows.posting_period for rows in wanted],
+            "firsts": [rows.entry_id for rows in wanted],
+            "counts": [rows.entry_count for rows in wanted],
+            "months": [first_month(rows.occurred_at) for rows in wanted],
         },
     )
     width = len(DIMENSIONS)

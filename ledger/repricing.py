@@ -44,7 +44,7 @@ from ledger.posting import (
     read_known,
 )
 from ledger.price_book import Body, Selectors, Variant
-from ledger.statements import DIMENSIONS, Part, Statement
+from ledger.statements import AMOUNT_STATED, DIMENSIONS, Part, Statement
 from ledger.times import from_micros
 from ledger.true_ups import true_up
 
@@ -130,6 +130,9 @@ def groups_of(books: Books, known: Known, missing: Missing, origins: Origins) ->
         status="",
         is_final=len(known.rank) > 2 and bool(known.rank[2]),
     )
+    if not known.stands:
+        # Withdrawn or reversed: no price makes anything of it.
+        return []
     said = known.stands if known.parts is None else known.parts
     parts = [_part(books, Grain(*each.grain), each) for each in said]
     stands: dict[tuple[Any, ...], list[Standing]] = {}
@@ -205,7 +208,8 @@ def _part(books: Books, found: Grain, group: Standing) -> Part:
         reported_model=dimensions[_REPORTED_MODEL],
         quantities=group.quantities,
         flags=found.flags,
-        is_chargeable=dimensions[_STATUS] != "void" and "not_charged" not in found.flags,
+        # What a person stated in money stands whatever the price is.
+        is_chargeable=dimensions[_STATUS] != "void" and not {"not_charged", AMOUNT_STATED} & {*found.flags},
         is_priceable=not any(why.endswith(":usage") for why in found.unpriced),
     )
 

@@ -54,6 +54,10 @@ REFUSED_BEFORE_OUTPUT: Final = "refused_before_output"
 """The flag of a call that was refused before any output: a card's billing rule of nearly that name may make it free."""
 
 
+AMOUNT_STATED: Final = "amount_stated"
+"""The flag of a row whose amounts a person stated: no meter has them, and no report or price moves them."""
+
+
 class Refused(msgspec.Struct, frozen=True):
     """A report that cannot become an entry, and why; it ends as a dead letter with its bytes."""
 

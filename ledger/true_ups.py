@@ -1,17 +1,17 @@
 """The difference that a better statement makes: what it says, minus what stands, for each combination of non-numbers.
 
 So every row stays quantities times one rate set per book, attributes move with the money, and a fold by any column, over
-any prefix of the ledger, equals the best statements known at that point.
+any prefix of the ledger, equals the best statements known at that point, and the differences in money that people stated.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 from ledger.entries import Entry, Money, Standing, grain, standing
 from ledger.money import EXACT
-from ledger.statements import Kind
+from ledger.statements import AMOUNT_STATED, Kind
 
 
 @dataclass(slots=True)
@@ -82,6 +82,8 @@ def true_up(
     """Return the rows that take a request from what stands to what a better statement, or a correction, says.
 
     Shape: one row per combination of non-numbers that moves, numbered from 0; at least one row, even when nothing moves.
+    A void has its own row always: it moves nothing, and without it no row would say that the request was withdrawn.
+    What people stated in money is no report's to take back: it is left out of `stands` by `reported`.
     """
     sums: dict[tuple[Any, ...], _Sum] = {}
     notes: dict[tuple[Any, ...], Entry] = {}
@@ -92,13 +94,42 @@ def true_up(
     for group in stands:
         _add(sums, group, -1)
     moving = {key: total for key, total in sums.items() if not total.is_zero}
-    if not moving:
-        first = grain(better[0])
-        moving = {first: sums[first]}
+    if not moving or better[0].statement.status == "void":
+        own = grain(better[0])
+        moving = {own: sums[own], **moving}
     return [
         _entry(better[0], key, total, number, first_entry_id, notes.get(key), kind)
         for number, (key, total) in enumerate(moving.items())
     ]
+
+
+def is_stated(group: Standing) -> bool:
+    """Say whether a group is a difference in money that people stated."""
+    return AMOUNT_STATED in group.grain[_FLAGS]
+
+
+def reported(stands: Iterable[Standing]) -> list[Standing]:
+    """Return what stands without the differences that people stated: what a better statement takes the place of."""
+    return [group for group in stands if not is_stated(group)]
+
+
+def reversal(stands: Iterable[Standing], header: Entry, first_entry_id: int) -> list[Entry]:
+    """Return the rows that negate all that stands of a request; `header` gives statement, time, reason and actor.
+
+    Shape: one row per combination of non-numbers that stands, numbered from 0; none where nothing stands.
+    """
+    sums: dict[tuple[Any, ...], _Sum] = {}
+    for group in stands:
+        _add(sums, group, -1)
+    moving = [(key, total) for key, total in sums.items() if not total.is_zero]
+    return [
+        _entry(header, key, total, number, first_entry_id, None, "reversal")
+        for number, (key, total) in enumerate(moving)
+    ]
+
+
+_FLAGS: Final = -2
+"""Where the flags stand in a grain."""
 
 
 def _entry(

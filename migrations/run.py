@@ -105,7 +105,7 @@ def _revision(connection: psycopg.Connection) -> str | None:
 
 def routines() -> dict[str, str]:
     """Return the repeatable texts by name, in the order in which they are applied."""
-    ledger = {path.name: path.read_text() for path in sorted((HERE.parent / "ledger" / "sql").glob("*.sql"))}
+    ledger = {path.name: path.read_text() for path in sorted((HERE.parent / "ledger" / "sql").glob("[0-9]*.sql"))}
     return {**ledger, **windows.routines()}
 
 

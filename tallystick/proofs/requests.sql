@@ -10,6 +10,10 @@ with spoken as (
         e.request_count,
         e.is_final,
         e.revision,
+        -- A void, or a person's reversal, says that the request does not count; a fee is none.
+        e.status = 'void' or e.kind in ('reversal', 'fee') as counts_nothing,
+        -- A corrected price, and a difference in money, say nothing of what was used: they are no statements.
+        e.kind = 'adjustment' and (e.reported ? 'run' or e.usage_flags @> '{amount_stated}') is true as is_aside,
         b.feed_id,
         b.number
     from ledger.entries as e
@@ -48,6 +52,7 @@ lasts as (
         is_final,
         revision
     from spoken
+    where not is_aside
     order by key, feed_id, number desc, entry_id desc
 ),
 
@@ -59,6 +64,10 @@ compared as (
             when f.key is null then 'has a row and no first entry'
             when f.statement_count <> 1 then format('was begun %s times', f.statement_count)
             when t.request_count not in (0, 1) then format('counts as %s requests', t.request_count)
+            when t.request_count <> (
+                not exists (select from spoken as s where s.key = r.key and s.event_key = r.best_event_key and s.counts_nothing)
+            )::integer
+                then format('counts as %s requests, and its best statement says otherwise', t.request_count)
             when not t.is_one_instant then 'has entries of more than one instant'
             when (r.posting_period, r.entry_id, r.entry_count, r.occurred_at)
                 <> (f.posting_period, f.entry_id, f.entry_count, f.occurred_at)

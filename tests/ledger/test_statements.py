@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ingest.usage_events import Speaker
-from ledger.posting import STANDING
+from ledger.posting import STANDING, Rows, first_month
+from ledger.times import micros
+from tallystick.verify import verify
 from tests.factories import GATEWAY, NODE, make_event
 from tests.ledger.prices import make_card, per_million
 from tests.support.ledger import Ledger
@@ -165,6 +167,20 @@ async def test_b021_one_call_logged_by_two_layers_is_one_charge(ledger: Ledger) 
 
 
 @pytest.mark.parametrize("in_one_batch", [False, True])
+async def test_b023_reading_a_stored_response_again_costs_nothing(ledger: Ledger, in_one_batch: bool) -> None:
+    """140 x 1.25 / 1,000,000 + 360 x 10.00 / 1,000,000 = 0.003775; each read charged would be 0.011325."""
+    await ledger.add_price(input="1.25", output="10.00")
+    created, read, again = (openai(f"ev-{number}", 140, 360, request_id="resp-7") for number in (1, 2, 3))
+    if in_one_batch:
+        outcomes = ledger.outcomes(await ledger.post(created, read, again))
+    else:
+        outcomes = await post_each(ledger, [created, read, again])
+    assert outcomes == ["created", "evidence", "evidence"]
+    assert ledger.value("select count(*) from ledger.entries") == 3, "each read is kept"
+    holds(ledger, "resp-7", "0.003775")
+
+
+@pytest.mark.parametrize("in_one_batch", [False, True])
 async def test_b024_gateway_and_node_are_one_charge_in_either_order(ledger: Ledger, in_one_batch: bool) -> None:
     """2000 x 0.50 / 1,000,000 + 500 x 1.50 / 1,000,000 = 0.00175: the gateway ranks above the node, right or wrong."""
     await ledger.add_price("m-vllm", provider="vllm", input="0.50", output="1.50")
@@ -269,10 +285,42 @@ async def test_what_stands_is_found_by_index_before_there_are_statistics(ledger:
     ledger.superuser.execute("alter table ledger.entries_2026_01 set (autovacuum_enabled = false)")
     await ledger.post(*(openai(f"n{n}", 100, 10, request_id=f"r{n}", source=NODE) for n in range(3000)))
     firsts = [entry_id for (entry_id,) in ledger.rows("select entry_id from ledger.entries")]
-    asked = {"periods": [date(2026, 1, 1)] * 3000, "firsts": firsts, "counts": [1] * 3000}
+    months = [date(2026, 1, 1)] * 3000
+    asked = {"periods": months, "firsts": firsts, "counts": [1] * 3000, "months": months}
     plan = [line for (line,) in ledger.superuser.execute(f"explain {STANDING}", asked)]
     assert not [line for line in plan if "Hash" in line or "Seq Scan on entries_2026_01" in line]
     assert [line for line in plan if "entries_2026_01_pkey" in line]
+
+
+async def test_what_stands_is_not_looked_for_before_its_month(ledger: Ledger) -> None:
+    """A ledger of 19 months: of a request of May 2027 only that month, the last, is read; of one of April two are."""
+    read = {}
+    for number, at in enumerate(("2027-05-15T10:00:00Z", "2027-05-01T00:00:00Z", "2025-12-01T12:00:00Z")):
+        await ledger.post(openai(f"n{number}", 100, 10, request_id=at, time=at), received_at=at)
+        (row,) = ledger.rows(
+            "select posting_period, entry_id, entry_count, occurred_at from ledger.requests order by entry_id desc limit 1"
+        )
+        rows = Rows(row[0], row[1], row[2], micros(row[3]))
+        asked = {
+            "periods": [rows.posting_period],
+            "firsts": [rows.entry_id],
+            "counts": [rows.entry_count],
+            "months": [first_month(rows.occurred_at)],
+        }
+        plan = [line for (line,) in ledger.superuser.execute(f"explain (analyze, costs off) {STANDING}", asked)]
+        looked = [line for line in plan if "corrects_entry_id" in line and "Index Scan" in line]
+        read[at] = len([line for line in looked if "never executed" not in line])
+    months_there = ledger.value("select count(*) from pg_inherits where inhparent = 'ledger.entries'::regclass")
+    after_may = ledger.value(
+        "select count(*) from pg_inherits as i join pg_class as c on c.oid = i.inhrelid"
+        " where i.inhparent = 'ledger.entries'::regclass and c.relname > 'entries_2027_05'"
+    )
+    assert read == {
+        "2027-05-15T10:00:00Z": 1 + after_may,
+        # At midnight in UTC it is April in the zones behind it.
+        "2027-05-01T00:00:00Z": 2 + after_may,
+        "2025-12-01T12:00:00Z": months_there,
+    }
 
 
 # --- Voids and lower counts ---------------------------------------------------------------------------------------------
@@ -292,15 +340,53 @@ async def test_a_void_from_a_source_that_ranks_above_counts(ledger: Ledger) -> N
     await ledger.add_price(input="2.00", output="8.00")
     await ledger.post(openai("a", 100, 10, request_id="r", source=NODE))
     assert await post_each(ledger, [openai("b", 0, 0, request_id="r", status="void", usage=...)]) == ["created"]
-    assert ledger.requests("status") == {"void": (1, Decimal(0))}
-    holds(ledger, "r", "0")
+    assert ledger.requests("request_id") == {}, "a request that was never made does not count"
+    assert ledger.rows(
+        "select status, request_count, charge_amount from ledger.entries where kind = 'true_up' order by 1"
+    ) == [("ok", -1, Decimal("-0.00028")), ("void", 0, Decimal(0))]
+    assert ledger.budgets_that_differ() == []
 
 
 async def test_a_void_of_an_estimate_counts(ledger: Ledger) -> None:
     await ledger.add_price(input="2.00", output="8.00")
     await ledger.post(openai("a", 100, 10, request_id="r", basis="estimated"))
     assert await post_each(ledger, [openai("b", 0, 0, request_id="r", status="void", usage=...)]) == ["created"]
-    holds(ledger, "r", "0")
+    assert ledger.requests("request_id") == {}
+    assert ledger.budgets_that_differ() == []
+
+
+@pytest.mark.parametrize("unit", ["requests", "total_tokens", "charge"])
+async def test_a_void_gives_back_what_a_budget_counted(ledger: Ledger, unit: str) -> None:
+    """One request of 110 tokens and 0.00028, then none; a better report counts it again."""
+    await ledger.add_price(input="2.00", output="8.00")
+    ledger.superuser.execute(
+        "insert into quotas.budgets (budget_id, tenant_id, unit, currency, window_kind, first_window, hardness)"
+        " values ('b', 't-alpha', %s, %s, 'month', '2026-01-01', 'soft')",
+        [unit, "USD" if unit == "charge" else None],
+    )
+    posted = "select posted from quotas.windows where budget_id = 'b'"
+    await ledger.post(openai("a", 100, 10, request_id="r", source=NODE, final=False))
+    counted = {"requests": Decimal(1), "total_tokens": Decimal(110), "charge": Decimal("0.00028")}[unit]
+    assert ledger.value(posted) == counted
+    await ledger.post(openai("b", 0, 0, request_id="r", status="void", usage=..., final=False))
+    assert ledger.value(posted) == 0
+    await ledger.post(openai("c", 100, 10, request_id="r"))
+    assert ledger.value(posted) == counted
+    assert ledger.budgets_that_differ() == []
+    assert verify(ledger.database.url_for("tallystick_operator")).failures == []
+
+
+async def test_a_void_that_comes_first_counts_nothing_until_a_better_report(ledger: Ledger) -> None:
+    """100 x 2.00 / 1,000,000 + 10 x 8.00 / 1,000,000 = 0.00028; the void from the node ranks below the gateway."""
+    await ledger.add_price(input="2.00", output="8.00")
+    await ledger.post(openai("v", 0, 0, request_id="r", source=NODE, status="void", usage=...))
+    assert ledger.rows("select kind, status, request_count, charge_amount from ledger.entries") == [
+        ("usage", "void", 0, Decimal(0))
+    ]
+    assert verify(ledger.database.url_for("tallystick_operator")).failures == []
+    assert await post_each(ledger, [openai("a", 100, 10, request_id="r")]) == ["created"]
+    holds(ledger, "r", "0.00028")
+    assert verify(ledger.database.url_for("tallystick_operator")).failures == []
 
 
 @pytest.mark.parametrize(("input_tokens", "output_tokens"), [(99, 10), (100, 9), (500, 9)])
@@ -553,7 +639,7 @@ async def test_any_order_repetition_and_batching_gives_what_the_best_statement_s
         told.setdefault(stated[number]["request_id"], Told()).hear(stated[number])
     expected: dict[Any, tuple[int, Decimal | None]] = {}
     for request_id, one in told.items():
-        if one.best is not None:
+        if one.best is not None and one.best["status"] != "void":
             best = one.best
             key = (
                 f"{example}-{request_id}", best["source"], best["model"], best["feature"], best["route"], best["status"],
