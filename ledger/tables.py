@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB, TIMESTAMP, UUID
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, INT8MULTIRANGE, JSONB, TIMESTAMP, UUID
 
 from ledger.api_keys import DEFAULT_SCOPES, SCOPES
 from ledger.meters import COLUMN_METERS
@@ -910,6 +910,57 @@ dead_letters = sa.Table(
     # Serves the search for a missing sequence among what was set aside.
     sa.Index("ix_dead_letters_source_sequence", "source", "sequence", postgresql_where=sa.text("sequence is not null")),
     comment="What was acknowledged and could not be posted, with its bytes and the reason.",
+)
+
+sequence_marks = sa.Table(
+    "sequence_marks",
+    metadata,
+    sa.Column("feed_id", sa.Integer, sa.ForeignKey("ledger.feeds.feed_id"), primary_key=True, comment="Which feed."),
+    sa.Column("number", sa.BigInteger, nullable=False, comment="The last of its batches whose sequences were taken."),
+    comment="How far the sequences of entries have been taken into ledger.sequence_runs, by feed.",
+)
+
+sequence_runs = sa.Table(
+    "sequence_runs",
+    metadata,
+    sa.Column("source", sa.Text, primary_key=True, comment="Whose counter it is."),
+    sa.Column(
+        "run", sa.Integer, primary_key=True, comment="Counts its restarts: a counter that begins anew is another run."
+    ),
+    sa.Column("seen", INT8MULTIRANGE, nullable=False, comment="The numbers that came."),
+    sa.Column(
+        "repeats",
+        sa.BigInteger,
+        nullable=False,
+        server_default="0",
+        comment="Other events that came under a number of it.",
+    ),
+    sa.Column(
+        "is_sparse",
+        sa.Boolean,
+        nullable=False,
+        server_default=sa.false(),
+        comment="So full of holes that it is no counter: nothing more is looked for.",
+    ),
+    sa.Column("first_at", Instant, nullable=False, comment="When its first number was recorded."),
+    sa.Column("last_at", Instant, nullable=False, comment="When its newest number was recorded."),
+    comment="One row per sender and run of its counter: a projection of entries, taken from new batches.",
+)
+
+sequence_gaps = sa.Table(
+    "sequence_gaps",
+    metadata,
+    sa.Column("source", sa.Text, primary_key=True, comment="Whose counter it is."),
+    sa.Column("run", sa.Integer, primary_key=True, comment="Which run of it."),
+    sa.Column("low", sa.BigInteger, primary_key=True, comment="The first number that is missing."),
+    sa.Column("high", sa.BigInteger, nullable=False, comment="The last number that is missing."),
+    sa.Column(
+        "noted_at", Instant, nullable=False, comment="When a number behind it was recorded: its age counts from here."
+    ),
+    sa.Column("accepted_at", Instant, comment="When a person said that it is known to be lost; null: nobody has."),
+    sa.CheckConstraint("low <= high", name="holds_a_number"),
+    sa.ForeignKeyConstraint(["source", "run"], ["ledger.sequence_runs.source", "ledger.sequence_runs.run"]),
+    comment="One row per stretch of numbers that is missing between those that came; late arrivals take it away.",
 )
 
 node_windows = sa.Table(
