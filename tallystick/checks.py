@@ -77,6 +77,13 @@ class Thresholds:
     volume_ratio_min: Decimal = Decimal("0.2")
     volume_ratio_max: Decimal = Decimal("5")
     """Warn: requests in scope against the seven days before, for the same length of time."""
+    letter_unowned_hours: int = 1
+    """Warn: an open dead letter that nobody looks after, for longer."""
+    letter_open_hours: int = 24
+    letter_open_hours_max: int = 168
+    """Warn, fail: the oldest open dead letter is older."""
+    gap_minutes: int = 15
+    """Warn: a number of a sender's counter that has been missing for longer, and of which no dead letter tells."""
     mix_change: Decimal = Decimal("0.25")
     """Warn: a feature, language, lane or model whose share of the requests moved by more, against the four weeks before."""
 
@@ -87,7 +94,7 @@ class Finding:
 
     check: str
     """Stable name: volume, delay, future, feature, language, lane, mix, unpriced, usage_missing, flagged, estimated,
-    dead_letters, conflicts, duplicates; or `broken`, where a check itself cannot run."""
+    dead_letters, conflicts, letters_waiting, gaps, duplicates; or `broken`, where a check itself cannot run."""
     severity: Severity
     text: str
 
@@ -335,6 +342,27 @@ def _mix(scope: _Scope) -> str:
     """
 
 
+def _waiting(scope: _Scope, limits: Thresholds) -> str:
+    """A query of one row: what waits for a person now, whenever it arrived."""
+    now = f"timestamptz '{scope.ends_at.isoformat()}'"
+    return f"""
+        select
+            count(*) as open_letters,
+            count(*) filter (
+                where owner is null and first_at < {now} - interval '{limits.letter_unowned_hours} hours'
+            ) as unowned_letters,
+            coalesce(extract(epoch from {now} - min(first_at)) / 3600, 0)::double precision as oldest_letter_hours,
+            (
+                select coalesce(sum(number_count), 0)::bigint
+                from ledger.missing_sequences
+                where not is_set_aside and accepted_at is null
+                    and noted_at < {now} - interval '{limits.gap_minutes} minutes'
+            ) as lost_numbers
+        from ledger.dead_letters
+        where resolved_at is null
+    """
+
+
 # --- The checkpoint ---------------------------------------------------------------------------------------------------
 
 
@@ -447,7 +475,16 @@ def _expectations(of: Any, scope: _Scope, facts: Row, limits: Thresholds) -> dic
                 **warn("volume"),
             )
         )
-    suites: dict[str, tuple[str, list[Any]]] = {"summary": (_summary(scope, limits), summary)}
+    waiting = [
+        at_most("unowned_letters", 0, warn("letters_waiting")),
+        at_most("oldest_letter_hours", limits.letter_open_hours, warn("letters_waiting")),
+        at_most("oldest_letter_hours", limits.letter_open_hours_max, fail("letters_waiting")),
+        at_most("lost_numbers", 0, warn("gaps")),
+    ]
+    suites: dict[str, tuple[str, list[Any]]] = {
+        "summary": (_summary(scope, limits), summary),
+        "waiting": (_waiting(scope, limits), waiting),
+    }
     if facts["requests"] > 0:
         known = float(1 - limits.unknown_share)
         suites["arrivals"] = (
@@ -591,6 +628,28 @@ def _say_conflicts(c: _Context) -> list[str]:
     ]
 
 
+def _say_waiting(c: _Context) -> list[str]:
+    row = c.rows(_waiting(c.scope, c.limits))[0]
+    oldest = timedelta(hours=int(row["oldest_letter_hours"]))
+    return [
+        f"{_counted(row['open_letters'], 'dead letter')} not dealt with: the oldest for {oldest},"
+        f" {row['unowned_letters']:,} that nobody looks after (`tallystick dead-letters list`)"
+    ]
+
+
+def _say_gaps(c: _Context) -> list[str]:
+    rows = c.rows(
+        "select source, sum(number_count)::bigint as count from ledger.missing_sequences"
+        " where not is_set_aside and accepted_at is null"
+        f" and noted_at < timestamptz '{c.scope.ends_at.isoformat()}' - interval '{c.limits.gap_minutes} minutes'"
+        " group by 1 order by 2 desc, 1"
+    )
+    total = sum(row["count"] for row in rows)
+    return [
+        f"{_counted(total, 'event')} counted by a sender never came: {_listed(rows, 'source')} (`tallystick gaps list`)"
+    ]
+
+
 def _say_duplicates(c: _Context) -> list[str]:
     return [
         f"{percent(c.facts['duplicate_share'])} of events had been recorded before: is somebody sending again and again?"
@@ -656,6 +715,8 @@ _CHECKS: Final = (
     _Check("estimated", _say_by_source("is_estimated", "known by an estimate only")),
     _Check("dead_letters", _say_letters),
     _Check("conflicts", _say_conflicts),
+    _Check("letters_waiting", _say_waiting),
+    _Check("gaps", _say_gaps),
     _Check("duplicates", _say_duplicates),
     _Check("delay", _say_delay),
     _Check("future", _say_future),

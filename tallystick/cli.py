@@ -12,6 +12,7 @@ from tallystick.commands import (
     approvals,
     budgets,
     exchange_rates,
+    gaps,
     keys,
     letters,
     names,
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, letters, approvals, rereading, proofs, sql,
+    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, letters, gaps, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

@@ -17,6 +17,7 @@ import psycopg
 from ledger.closing import close_partitions, seal_pending
 from ledger.database import Connection, connect
 from ledger.periods import ensure_partitions, ensure_periods
+from ledger.sequences import take_sequences
 from tallystick.addresses import OPERATOR, ROLLUP, Addresses
 from tallystick.settings import Settings
 
@@ -71,6 +72,11 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
             closed, _ = await close_partitions(connection)
         return f"{len(made)} seals made, {len(closed)} partitions closed" if made or closed else None
 
+    async def counters() -> str | None:
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            taken = await take_sequences(connection)
+        return f"{taken.number_count:,} sequences taken" if taken.number_count else None
+
     return (
         # An hour is soon enough: months are made long before they begin.
         Job("months ahead", 3600.0, months_ahead),
@@ -78,6 +84,7 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         Job("seals", 600.0, seals),
         Job("rollup", settings.rollup_seconds, rollup),
         Job("heads", 60.0, heads),
+        Job("counters", 60.0, counters),
     )
 
 

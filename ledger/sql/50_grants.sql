@@ -55,6 +55,8 @@ grant update (owner, note, resolved_at, resolution, resolved_batch_id, resolved_
     to tallystick_operator;
 revoke all on function ledger.dead_letter_bytes(bigint) from public;
 grant execute on function ledger.dead_letter_bytes(bigint) to tallystick_operator;
+-- A projection that the scheduler takes from new batches; nothing else depends on it.
+grant insert, update, delete on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps to tallystick_operator;
 grant usage on all sequences in schema ledger to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
 grant execute on function ledger.make_partitions(date) to tallystick_operator;
@@ -81,6 +83,8 @@ grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch
     ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions,
     ledger.seals, ledger.seal_lines
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
+grant select on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps, ledger.missing_sequences
+    to tallystick_analyst, tallystick_rollup;
 grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, first_hash, second_hash, batch_id, first_at,
     last_at, repeats, owner, note, resolved_at, resolution, resolved_batch_id, resolved_by, position, sent_tenant_id, source,
     event_id, sequence) on ledger.dead_letters to tallystick_analyst, tallystick_rollup;

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from ledger.database import connect
 from ledger.posting import Posted
+from ledger.sequences import take_sequences
 from tallystick import checks
 from tallystick.checks import CheckReport, ChecksMissing, NothingToCheck, Thresholds, percent, run_checks
 from tallystick.rollup import run_rollup
@@ -120,6 +122,46 @@ async def test_dead_letters_and_conflicts_are_counted_with_their_reasons(ledger:
     assert (
         "fail", "conflicts", "1 event of a known identity with other content, 20 % of events: kept aside and not charged"
     ) in said  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hours", "owner", "severity"),
+    [
+        (0.9, None, None),
+        (1.1, None, "warn"),
+        (1.1, "bea", None),
+        (23.9, "bea", None),
+        (24.1, "bea", "warn"),
+        (167.9, "bea", "warn"),
+        (168.1, "bea", "fail"),
+    ],
+)
+async def test_a_letter_that_waits_for_long_is_said_again(
+    ledger: Ledger, hours: float, owner: str | None, severity: str | None
+) -> None:
+    """Whenever it arrived: a day with an owner, an hour without one, a week at most."""
+    await post(ledger, *(make_event(f"ev-{number}") for number in range(10)), make_event("x", tenant_id="t-nobody"))
+    at = datetime.now(UTC) - timedelta(hours=hours)
+    ledger.superuser.execute("update ledger.dead_letters set first_at = %s, owner = %s", [at, owner])
+    said = {name: (how, text) for how, name, text in found(check(ledger))}
+    assert said.get("letters_waiting", (None, ""))[0] == severity
+    if severity is not None:
+        assert "1 dead letter not dealt with: the oldest for " in said["letters_waiting"][1]
+    ledger.superuser.execute("update ledger.dead_letters set resolved_at = now()")
+    assert "letters_waiting" not in {name for _, name, _ in found(check(ledger))}
+
+
+async def test_numbers_that_never_came_are_said_once_they_are_not_merely_late(ledger: Ledger) -> None:
+    """A counter at 1, 2 and 6: three numbers, of which 4 lies in a dead letter."""
+    await post(ledger, *(make_event(f"s-{number}", sequence=number, lane="batch") for number in (1, 2, 6)))
+    await post(ledger, make_event("s-4", sequence=4, tenant_id="t-nobody"))
+    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
+        await take_sequences(connection)
+    assert "gaps" not in {name for _, name, _ in found(check(ledger))}
+    later = check(ledger, now=datetime.now(UTC) + timedelta(minutes=16))
+    assert [text for _, name, text in found(later) if name == "gaps"] == [
+        "2 events counted by a sender never came: gateway://eu-1 (2) (`tallystick gaps list`)"
+    ]
 
 
 async def test_a_replay_warns_and_does_not_fail(ledger: Ledger) -> None:

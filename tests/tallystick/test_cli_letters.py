@@ -173,3 +173,22 @@ def test_what_cannot_be_released_is_one_line_and_a_code(posted: Commands) -> Non
     ran = posted("dead-letters", "replay", str(unknown), "--set", "id=other", "--reason", "r")
     assert "id would change from 'e2' to 'other'" in ran.err
     assert len(ids(posted)) == 4
+
+
+def test_gaps_are_listed_and_accepted_by_command(posted: Commands, world: Ledger) -> None:
+    """Numbers 1, 2 and 5 came: 3 to 4 are open for a quarter of an hour, then lost, until somebody knows."""
+    assert posted.ok("gaps", "list").out == "no sender counts: events carry no sequence\n"
+    import asyncio
+
+    for number in (1, 2, 5):
+        asyncio.run(post(world, make_event(f"s{number}", sequence=number)))
+    (gap,) = posted.json("gaps", "list")["gaps"]
+    assert (gap["source"], gap["low"], gap["high"], gap["number_count"], gap["state"]) == (
+        "gateway://eu-1", 3, 4, 2, "open",
+    )  # fmt: skip
+    (gap,) = posted.json("gaps", "list", "--grace", "0")["gaps"]
+    assert gap["state"] == "lost"
+    assert posted.json("gaps", "list", "--since", "2100-01-01")["gaps"] == []
+    posted.ok("gaps", "accept", "gateway://eu-1", "--from", "3", "--to", "4", "--reason", "the disk died")
+    assert posted.json("gaps", "list", "--grace", "0")["gaps"][0]["state"] == "accepted"
+    assert "has no gap there" in posted("gaps", "accept", "gateway://eu-1", "--reason", "r").line
