@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import psycopg
@@ -21,9 +22,9 @@ from tests.support.ledger import Ledger
 
 
 @contextmanager
-def served(ledger: Ledger) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(ledger: Ledger, **overrides: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run the server in a process of its own; yields it and its address."""
-    config = json.dumps(dataclasses.asdict(config_of(ledger)))
+    config = json.dumps(dataclasses.asdict(config_of(ledger, **overrides)))
     with subprocess.Popen(
         [sys.executable, "-m", "tests.api.serve_api", config],
         stdout=subprocess.PIPE,
