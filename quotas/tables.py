@@ -339,3 +339,57 @@ decisions = sa.Table(
     sa.Index("ix_decisions_at", "at", postgresql_using="brin"),
     comment="One row per ask that was refused, degraded, or passed a soft or shadow limit; kept for a limited time.",
 )
+
+grants = sa.Table(
+    "grants",
+    metadata,
+    sa.Column("grant_id", sa.Text, primary_key=True, comment="What people name it by."),
+    sa.Column("tenant_id", sa.Text, nullable=False, comment="Whose usage burns it."),
+    sa.Column("currency", sa.CHAR(3), nullable=False, comment="Only charges in this currency burn it."),
+    sa.Column("feature", sa.Text, comment="Only usage of this feature burns it; null: any."),
+    sa.Column("model", sa.Text, comment="Only usage of this canonical model burns it; null: any."),
+    sa.Column("priority", sa.Integer, nullable=False, server_default="100", comment="The lower one burns first."),
+    sa.Column("effective_at", Instant, nullable=False, comment="Usage that occurred from here on burns it."),
+    sa.Column("expires_at", Instant, comment="Exclusive end; null: it does not expire."),
+    sa.Column("description", sa.Text, comment="For people, in their words."),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was made."),
+    sa.CheckConstraint("expires_at > effective_at", name="expires_after_its_start"),
+    # Serves the balance of a tenant.
+    sa.Index("ix_grants_tenant_id", "tenant_id"),
+    comment="One row per grant: what a tenant paid or was given in advance. Never changed; what happens to it are movements.",
+)
+
+grant_movements = sa.Table(
+    "grant_movements",
+    metadata,
+    sa.Column("movement_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of recording."),
+    sa.Column(
+        "grant_id", sa.Text, sa.ForeignKey("quotas.grants.grant_id"), nullable=False, comment="Which grant moves."
+    ),
+    sa.Column(
+        "kind",
+        sa.Text,
+        nullable=False,
+        comment="granted; adjusted by a person; revoked; expired: what was not burnt by its end; burnt: booked by an invoice.",
+    ),
+    sa.Column(
+        "amount", Amount, nullable=False, comment="Above zero adds; the movements sum to what is left on the books."
+    ),
+    sa.Column("key", sa.Text, nullable=False, comment="The caller's: the same act under the same key is done once."),
+    sa.Column("posting_period", sa.Date, comment="Of the invoice, for burnt."),
+    sa.Column("actor", sa.Text, nullable=False, comment="Who."),
+    sa.Column("reason", sa.Text, comment="Why, in the actor's words."),
+    sa.Column("at", Instant, nullable=False, server_default=now(), comment="When, by the database's clock."),
+    one_of("kind", "granted", "adjusted", "revoked", "expired", "burnt"),
+    sa.CheckConstraint(
+        "case kind when 'granted' then amount > 0 when 'revoked' then amount < 0 when 'expired' then amount < 0"
+        " else amount <> 0 end",
+        name="amount_has_its_sign",
+    ),
+    sa.CheckConstraint("(kind = 'burnt') = (posting_period is not null)", name="burnt_has_its_period"),
+    # Serves the refusal of an act that was done already.
+    sa.UniqueConstraint("key"),
+    # Serves the balance of a grant.
+    sa.Index("ix_grant_movements_grant_id", "grant_id"),
+    comment="One row per movement of a grant; never changed.",
+)
