@@ -299,7 +299,7 @@ async def _apply(connection: Connection, actor: str, wish: Wish, now: int, reaso
     since = wish.since if current is None else None
     await _check(connection, terms, now, since, wish.budget_id)
     if current is not None:
-        row = await _row_of(connection, terms)
+        row = await row_of(connection, terms)
         differs = next((name for name in _SCOPE if row[name] != getattr(current, name)), None)
         if differs is not None:
             raise BudgetRefused(
@@ -459,7 +459,7 @@ async def _set(
     budget_id: str | None,
     reason: str | None,
 ) -> BudgetSet:
-    row = await _row_of(connection, terms)
+    row = await row_of(connection, terms)
     current = await _same(connection, row)
     if current is not None:
         return await _change(connection, actor, current, row, since, budget_id, reason)
@@ -480,7 +480,7 @@ async def create_budget(connection: Connection, actor: str, row: Mapping[str, An
     await record_act(connection, actor, "budgets.set", _plain(row), reason)
 
 
-async def _row_of(connection: Connection, terms: Terms) -> dict[str, Any]:
+async def row_of(connection: Connection, terms: Terms) -> dict[str, Any]:
     subject_id = None
     if terms.user_hash is not None:
         subject_id = await _subject(connection, terms.tenant_id or "", terms.user_hash)

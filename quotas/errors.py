@@ -1,8 +1,9 @@
-"""What can go wrong with budgets and reservations.
+"""What can go wrong with budgets.
 
 ActRefused              (ledger.errors)
 ├── BudgetRefused       a budget breaks a rule; the message says which
-└── AskRefused          an ask breaks a rule; the message names the field
+├── AskRefused          an ask breaks a rule; the message names the field
+└── GrantRefused        a grant or what is done to it breaks a rule
 """
 
 from ledger.errors import ActRefused
@@ -18,3 +19,7 @@ class AskRefused(ActRefused, ValueError):
     def __init__(self, field: str, rule: str) -> None:
         self.field, self.rule = field, rule
         super().__init__(f"{field}: {rule}")
+
+
+class GrantRefused(ActRefused):
+    """A grant, or what is done to it, breaks a rule; nothing of it is kept."""

@@ -127,7 +127,7 @@ async def test_a_limit_of_a_group_moves_its_excess_alone(ledger: Ledger) -> None
     await set_budget(ledger, group_by=("feature",), limit="1.00", group_limits=[own("1.50", feature="search")])
     done = await set_budget(ledger, group_by=("feature",), limit="1.00", group_limits=[own(None, feature="search")])
     assert (done.outcome, done.windows_above) == ("changed", 1)
-    assert excesses(ledger) == [("usage", "1"), ("usage", "1"), ("limit", "-0.5"), ("limit", "-0.5")]
+    assert excesses(ledger) == [("unreserved", "1"), ("unreserved", "1"), ("limit", "-0.5"), ("limit", "-0.5")]
     again = await set_budget(ledger, group_by=("feature",), limit="1.00")
     assert again.outcome == "unchanged", "what is not said stays"
     await set_budget(ledger, group_by=("feature",), limit="1.00", group_limits=[])
