@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NAME ?= post
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint oracle bench install clean
+.PHONY: help demo test lint oracle rights bench install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ lint: $(VENV)/made ## style, types, and the contracts between the rooms
 
 oracle: $(VENV)/made ## hold recorded answers and priced expectations against our reading
 	@$(BIN)/python -m tests.oracle
+
+rights: $(VENV)/made ## write the pages of rights and the list of views' columns anew, after a change on purpose
+	TALLYSTICK_WRITE_RIGHTS=1 $(BIN)/python -m pytest tests/ledger/test_rights.py -k 'page or views'
 
 bench: $(VENV)/made ## a benchmark: make bench NAME=post (or ingest, decode), sizes by KEYS=, EVENTS=, PAIRS=
 	@$(BIN)/python -m tests.bench $(NAME)

@@ -53,14 +53,14 @@ async def record_act(
 Remedy = Literal["retry", "bisect", "stop"]
 
 # Classes of SQLSTATE. Source: PostgreSQL 18 manual, appendix A.
-_RETRY: Final = ("08", "40", "53", "57P", "55P03", "25P03", "23505", "58")
+_RETRY: Final = ("08", "40", "53", "57P", "57014", "55P03", "25P03", "23505", "58")
 _BISECT: Final = ("22", "23", "54")
 
 
 def remedy_for(error: psycopg.Error) -> Remedy:
     """Return what to do with a batch that the database refused.
 
-    retry: the state outside is at fault (connection, deadlock, resources, a key that another writer took first).
+    retry: the state outside is at fault (connection, deadlock, resources, a limit of time, a key that another writer took first).
     bisect: one row is at fault (a value, a constraint, a text too long for an index); it is found and set aside.
     stop: anything else; a person must look, and nothing is skipped.
     """

@@ -126,7 +126,7 @@ _SELECT: Final = """
 select
     d.dead_letter_id, d.reason, d.detail, d.origin, f.name as feed, d.position,
     coalesce(d.sent_tenant_id, k.tenant_id) as sent_tenant_id, coalesce(d.source, k.source) as source, d.event_id, d.sequence,
-    octet_length(d.bytes) as byte_count, d.first_at, d.last_at, d.repeats, d.event_key::text, d.first_hash::text,
+    ledger.dead_letter_size(d.dead_letter_id) as byte_count, d.first_at, d.last_at, d.repeats, d.event_key::text, d.first_hash::text,
     d.second_hash::text, d.batch_id, d.owner, d.note, d.resolved_at, d.resolution, d.resolved_batch_id, d.resolved_by
 from ledger.dead_letters as d
 join ledger.batches as b on b.batch_id = d.batch_id

@@ -21,6 +21,7 @@ from tallystick.commands import (
     price_comparison,
     prices,
     proofs,
+    readers,
     records,
     repricing,
     rereading,
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, records, letters, gaps, approvals, rereading, proofs, sql,
+    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, readers, records, letters, gaps, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

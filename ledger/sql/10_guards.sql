@@ -11,77 +11,45 @@ begin
 end
 $$;
 
-create or replace trigger refuse_change
-before update or delete on ledger.entries
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_change
-before update or delete on ledger.event_keys
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_change
-before update or delete on ledger.batches
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_change
-before update or delete on ledger.batch_digests
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_change
-before update or delete on ledger.rate_sets
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_change
-before update or delete on ledger.rates
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_change
-before update or delete on ledger.cards
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_change
-before update or delete on ledger.exchange_rates
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_change
-before update or delete on ledger.acts
-for each row execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.entries
-for each statement execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.event_keys
-for each statement execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.batches
-for each statement execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.batch_digests
-for each statement execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.rate_sets
-for each statement execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.rates
-for each statement execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.cards
-for each statement execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.exchange_rates
-for each statement execute function ledger.refuse_change();
-
-create or replace trigger refuse_truncate
-before truncate on ledger.acts
-for each statement execute function ledger.refuse_change();
+-- The tables of facts, a line each. Of a partitioned one the row trigger reaches every leaf, present and to come, since leaves
+-- inherit it; truncating is refused per statement, which they do not inherit: `make_partitions` gives each new leaf its own.
+do $$
+declare
+    fact text;
+    leaf regclass;
+begin
+    foreach fact in array array[
+        'acts',
+        'batch_digests',
+        'batches',
+        'cards',
+        'entries',
+        'event_keys',
+        'exchange_rates',
+        'node_windows',
+        'rate_sets',
+        'rates',
+        'raw_usage'
+    ] loop
+        execute format(
+            'create or replace trigger refuse_change before update or delete on ledger.%I'
+            ' for each row execute function ledger.refuse_change()',
+            fact
+        );
+        for leaf in
+            select format('ledger.%I', fact)::regclass
+            union all
+            select i.inhrelid::regclass from pg_inherits as i where i.inhparent = format('ledger.%I', fact)::regclass
+        loop
+            execute format(
+                'create or replace trigger refuse_truncate before truncate on %s'
+                ' for each statement execute function ledger.refuse_change()',
+                leaf
+            );
+        end loop;
+    end loop;
+end
+$$;
 
 -- No row enters a closed period, whoever inserts it. The name puts this before the budgets' trigger.
 create or replace function ledger.refuse_closed_period() returns trigger

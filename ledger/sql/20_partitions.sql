@@ -33,6 +33,11 @@ begin
     end if;
     if to_regclass(format('ledger.raw_usage_%s', suffix)) is null then
         execute format('create table ledger.raw_usage_%s (like ledger.raw_usage including all)', suffix);
+        execute format(
+            'create trigger refuse_truncate before truncate on ledger.raw_usage_%s'
+            ' for each statement execute function ledger.refuse_change()',
+            suffix
+        );
         execute format('alter table ledger.raw_usage attach partition ledger.raw_usage_%s for values in (%L)', suffix, first_day);
         made := made + 1;
     end if;

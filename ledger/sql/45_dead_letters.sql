@@ -10,3 +10,15 @@ as $$
     from ledger.dead_letters as d
     where d.dead_letter_id = of_letter
 $$;
+
+-- How long they are, which whoever lists dead letters may know.
+create or replace function ledger.dead_letter_size(of_letter bigint) returns integer
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select octet_length(d.bytes)
+    from ledger.dead_letters as d
+    where d.dead_letter_id = of_letter
+$$;

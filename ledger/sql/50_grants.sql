@@ -1,7 +1,7 @@
 -- What each role of the running system may do. Nobody but the owner may update or delete facts, and nobody has rights on
 -- partitions, which inherit no policies.
 grant usage on schema ledger to tallystick_writer, tallystick_api, tallystick_operator, tallystick_analyst,
-    tallystick_billing, tallystick_rollup, tallystick_reader;
+    tallystick_billing, tallystick_rollup, tallystick_letters, tallystick_reader;
 
 -- The writer: adds facts, and moves the few rows that say how far it has come.
 grant select, insert on ledger.entries, ledger.event_keys, ledger.batches, ledger.batch_digests, ledger.raw_usage,
@@ -13,14 +13,18 @@ grant update (repeats, last_at, bytes, reason, detail, event_key, first_hash, se
     to tallystick_writer;
 -- What a person did and what came of it are one transaction where it posts.
 grant insert on ledger.acts to tallystick_writer;
-grant update on ledger.feeds to tallystick_writer;
+-- Earlier versions let it change a feed's name, and use every sequence.
+revoke update on ledger.feeds from tallystick_writer;
+revoke all on all sequences in schema ledger from tallystick_writer, tallystick_operator;
+grant update (epoch, next_position, last_number, last_hash, posted_until, start_position, start_count, suspect_position,
+    suspect_count) on ledger.feeds to tallystick_writer;
 grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
     ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.model_name_rules,
     ledger.periods, ledger.cards, ledger.exchange_rates
     to tallystick_writer;
 -- An earlier version let it read the hashes of keys, which only the API looks up.
 revoke select on ledger.api_keys from tallystick_writer;
-grant usage on all sequences in schema ledger to tallystick_writer;
+grant usage on sequence ledger.batches_batch_id_seq to tallystick_writer;
 
 -- The operator: commands and the scheduler. Parties, prices, periods and keys; facts only by reading.
 -- Not `on all tables`: once there are partitions that would reach them too.
@@ -33,7 +37,8 @@ begin
         from pg_class as c
         where c.relnamespace = 'ledger'::regnamespace and c.relkind in ('r', 'p', 'v')
     loop
-        if found.relispartition then
+        -- Views of readers' own rows show anybody else nothing.
+        if found.relispartition or starts_with(found.name::text, 'ledger.own_') then
             execute format('revoke all on %s from tallystick_operator', found.name);
         else
             execute format('grant select on %s to tallystick_operator', found.name);
@@ -42,9 +47,12 @@ begin
 end
 $$;
 grant insert, update on ledger.versions, ledger.entities, ledger.tenants, ledger.tenant_versions, ledger.sources,
-    ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.api_keys, ledger.periods,
-    ledger.feeds, ledger.subjects, ledger.reader_tenants
+    ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.api_keys, ledger.periods
     to tallystick_operator;
+-- Earlier versions let it move a feed's chain, and link a subject anew.
+revoke insert, update on ledger.feeds, ledger.subjects, ledger.reader_tenants from tallystick_operator;
+grant update (starts_here, next_position, epoch) on ledger.feeds to tallystick_operator;
+grant insert on ledger.subjects, ledger.reader_tenants to tallystick_operator;
 grant delete on ledger.source_tenants, ledger.reader_tenants, ledger.model_name_rules to tallystick_operator;
 grant insert on ledger.model_name_rules, ledger.cards, ledger.exchange_rates, ledger.acts, ledger.rate_sets, ledger.rates
     to tallystick_operator;
@@ -53,11 +61,16 @@ grant insert on ledger.approvals to tallystick_operator;
 grant update (state, decided_by, decided_at, decision_reason, used_at) on ledger.approvals to tallystick_operator;
 grant update (owner, note, resolved_at, resolution, resolved_batch_id, resolved_by) on ledger.dead_letters
     to tallystick_operator;
-revoke all on function ledger.dead_letter_bytes(bigint) from public;
-grant execute on function ledger.dead_letter_bytes(bigint) to tallystick_operator;
+revoke all on function ledger.dead_letter_bytes(bigint), ledger.dead_letter_size(bigint) from public;
+-- The bytes are for a group of their own, of which the operator is a member until somebody takes that back.
+revoke execute on function ledger.dead_letter_bytes(bigint) from tallystick_operator;
+grant execute on function ledger.dead_letter_size(bigint) to tallystick_operator;
+revoke select on ledger.dead_letters from tallystick_operator;
+grant execute on function ledger.dead_letter_bytes(bigint) to tallystick_letters;
+-- A repricing names its act on every row, before the act is written.
+grant usage on sequence ledger.acts_act_id_seq to tallystick_operator;
 -- A projection that the scheduler takes from new batches; nothing else depends on it.
 grant insert, update, delete on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps to tallystick_operator;
-grant usage on all sequences in schema ledger to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
 grant execute on function ledger.make_partitions(date) to tallystick_operator;
 revoke all on function ledger.close_partition(date), ledger.open_partition(date), ledger.what_depends_on(text, date),
@@ -87,5 +100,8 @@ grant select on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gap
     to tallystick_analyst, tallystick_rollup;
 grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, first_hash, second_hash, batch_id, first_at,
     last_at, repeats, owner, note, resolved_at, resolution, resolved_batch_id, resolved_by, position, sent_tenant_id, source,
-    event_id, sequence) on ledger.dead_letters to tallystick_analyst, tallystick_rollup;
-grant select on ledger.entries, ledger.reader_tenants to tallystick_reader;
+    event_id, sequence) on ledger.dead_letters to tallystick_operator, tallystick_analyst, tallystick_rollup;
+
+-- Tenants' readers: the views of their own rows, and nothing else.
+revoke all on ledger.entries, ledger.reader_tenants from tallystick_reader;
+grant select on ledger.own_tenants, ledger.own_entries, ledger.own_entry_lines to tallystick_reader;

@@ -1,10 +1,7 @@
 """Rights: nobody of the running system can change facts, and readers see their own tenants."""
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
-from psycopg import sql
 
 from migrations.run import ROLES
 from tests.factories import make_event
@@ -73,7 +70,7 @@ def test_every_role_that_may_read_entries_has_a_policy(database: Database) -> No
             "select distinct unnest(roles)::text from pg_policies where schemaname = 'ledger' and tablename = 'entries'"
         ).fetchall()
     assert {role for (role,) in readers} == {role for (role,) in policies}
-    assert len(readers) >= 6
+    assert len(readers) >= 5
 
 
 async def test_each_policy_shows_what_it_should(ledger: Ledger) -> None:
@@ -81,50 +78,6 @@ async def test_each_policy_shows_what_it_should(ledger: Ledger) -> None:
     for role in ("analyst", "billing", "api", "operator", "rollup"):
         with ledger.database.connect(f"tallystick_{role}") as connection:
             assert connection.execute("select count(*) from ledger.entries").fetchone() == (2,), role
-
-
-@pytest.fixture
-def login(ledger: Ledger) -> Iterator[str]:
-    """A person's login in the group of readers; logins belong to the server, so it is dropped again."""
-    name = f"reader_of_{ledger.database.name}"
-    ledger.superuser.execute(sql.SQL("create role {} login in role tallystick_reader").format(sql.Identifier(name)))
-    try:
-        yield name
-    finally:
-        ledger.superuser.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
-
-
-async def test_a_reader_sees_its_own_tenants_whatever_it_sets(ledger: Ledger, login: str) -> None:
-    await posted(ledger)
-    with ledger.database.connect("tallystick_operator") as operator:
-        operator.execute("insert into ledger.reader_tenants values (%s, 't-beta')", [login])
-    with ledger.database.connect(login, autocommit=True) as reader:
-        for statement in (
-            "select 1",
-            "set role tallystick_reader",
-            "set row_security = on",
-            "set app.tenant = 't-alpha'",
-        ):
-            reader.execute(statement)
-            assert reader.execute("select tenant_id from ledger.entries").fetchall() == [("t-beta",)]
-            assert reader.execute("select tenant_id from ledger.reader_tenants").fetchall() == [("t-beta",)]
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            reader.execute("set row_security = off").execute("select tenant_id from ledger.entries")
-        for other in (
-            "ledger.entries_2026_01",
-            "ledger.dead_letters",
-            "ledger.subjects",
-            "ledger.api_keys",
-            "quotas.windows",
-        ):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                reader.execute(f"select * from {other}".encode())
-
-
-async def test_a_reader_without_tenants_sees_nothing(ledger: Ledger, login: str) -> None:
-    await posted(ledger)
-    with ledger.database.connect(login) as reader:
-        assert reader.execute("select count(*) from ledger.entries").fetchone() == (0,)
 
 
 @pytest.mark.parametrize(
