@@ -3,6 +3,9 @@
 grant usage on schema ledger to tallystick_writer, tallystick_api, tallystick_operator, tallystick_analyst,
     tallystick_billing, tallystick_rollup, tallystick_letters, tallystick_reader;
 
+-- Postgres opens each new function to everybody. Those of triggers need no right of whoever moves the rows.
+revoke execute on all functions in schema ledger from public;
+
 -- The writer: adds facts, and moves the few rows that say how far it has come.
 grant select, insert on ledger.entries, ledger.event_keys, ledger.batches, ledger.batch_digests, ledger.raw_usage,
     ledger.requests, ledger.dead_letters, ledger.node_windows, ledger.feeds, ledger.rate_sets, ledger.rates, ledger.subjects
@@ -77,7 +80,7 @@ revoke all on function ledger.close_partition(date), ledger.open_partition(date)
     ledger.is_retired(date)
     from public;
 grant execute on function ledger.close_partition(date), ledger.open_partition(date), ledger.what_depends_on(text, date),
-    ledger.is_retired(date)
+    ledger.is_retired(date), ledger.is_partition_closed(date), ledger.period_totals(text, date)
     to tallystick_operator;
 grant insert on ledger.seals, ledger.seal_lines to tallystick_operator;
 

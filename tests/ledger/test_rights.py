@@ -91,3 +91,25 @@ def test_no_role_but_the_rollup_makes_tables(database: Database, role: str) -> N
         for schema in ("public", "ledger", "quotas", "marts"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(f"create table {schema}.mine (x int)".encode())
+
+
+def test_the_bytes_of_dead_letters_have_a_role_of_their_own(database: Database) -> None:
+    """The operator is a member of it until an administrator takes that back, which a migration does not undo."""
+    from migrations import run
+
+    asked = "select ledger.dead_letter_bytes(1)"
+    with (
+        database.connect(autocommit=True) as superuser,
+        database.connect("tallystick_operator", autocommit=True) as operator,
+    ):
+        assert operator.execute(asked).fetchone() == (None,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            operator.execute("select bytes from ledger.dead_letters")
+        superuser.execute("revoke tallystick_letters from tallystick_operator")
+        try:
+            run.migrate(database.url)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                operator.execute(asked)
+            operator.execute("select ledger.dead_letter_size(1)")
+        finally:
+            superuser.execute("grant tallystick_letters to tallystick_operator")
