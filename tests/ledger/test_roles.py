@@ -156,3 +156,16 @@ def test_the_analyst_reads_no_secrets(database: Database) -> None:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             analyst.execute("select bytes from ledger.dead_letters")
         analyst.execute("select reason, detail from ledger.dead_letters")
+
+
+def test_a_view_runs_with_the_rights_of_whoever_asks_or_is_a_readers(database: Database) -> None:
+    """A view with the owner's rights passes row-level security: only those that sift by login themselves may."""
+    with database.connect() as connection:
+        rows = connection.execute(
+            "select c.oid::regclass::text, coalesce(c.reloptions, '{}')::text[] from pg_class as c"
+            " where c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace) and c.relkind = 'v'"
+        ).fetchall()
+    assert len(rows) >= 4
+    for name, options in rows:
+        wanted = "security_barrier=true" if name.partition(".")[2].startswith("own_") else "security_invoker=true"
+        assert wanted in options, name
