@@ -57,12 +57,12 @@ def _instant(at: datetime | None) -> int | None:
 async def load_tenants(connection: Connection) -> dict[str, Tenant]:
     """Read all tenants with their versions."""
     versions: dict[str, list[TenantVersion]] = {}
-    async for tenant_id, effective_at, entity_id, zone, currency, status in await connection.execute(
-        "select tenant_id, effective_at, entity_id, time_zone, charge_currency, status from ledger.tenant_versions"
-        " order by tenant_id, effective_at"
+    async for tenant_id, effective_at, entity_id, zone, currency, status, first_day in await connection.execute(
+        "select tenant_id, effective_at, entity_id, time_zone, charge_currency, status, first_day"
+        " from ledger.tenant_versions order by tenant_id, effective_at"
     ):
         versions.setdefault(tenant_id, []).append(
-            TenantVersion(micros(effective_at), entity_id, zone, currency, status)
+            TenantVersion(micros(effective_at), entity_id, zone, currency, status, first_day)
         )
     tenants = {}
     async for tenant_id, starts_at, ends_at, merged_into, merged_at in await connection.execute(

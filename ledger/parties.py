@@ -19,6 +19,17 @@ class TenantVersion:
     time_zone: str
     charge_currency: str
     status: str = "active"
+    first_day: date | None = None
+    """No local day of it is before this one: that of `effective_at` by the clocks until then; None for the first version."""
+
+    def local_date(self, instant: int) -> date:
+        """Return the day of an instant.
+
+        Where a zone changes and the clocks go back, the hours that they repeat belong to the day on which the change takes
+        effect: days never go back, and a month is exactly its days.
+        """
+        day = local_date_at(self.time_zone, instant)
+        return day if self.first_day is None or day >= self.first_day else self.first_day
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,5 +174,5 @@ def first_period(taking: tuple[Sequence[int], Sequence[date]], occurred_at: int)
 
 
 def local_date(tenant: Tenant, instant: int) -> date:
-    """Return the day of an instant in the tenant's zone."""
-    return local_date_at(tenant.at(instant).time_zone, instant)
+    """Return the local day of an instant."""
+    return tenant.at(instant).local_date(instant)

@@ -51,7 +51,7 @@ from ledger.statements import (
     Statement,
     Window,
 )
-from ledger.times import from_micros, local_date_at, micros, postgres_text
+from ledger.times import from_micros, micros, postgres_text
 from ledger.true_ups import fold, is_stated, reported, true_up
 
 CONTENT_HASH_VERSION: Final = 2
@@ -261,7 +261,7 @@ def price_statement(books: Books, statement: Statement, at: int, kind: Kind, mis
         if subject_id is None:
             missing.note_subject(tenant_id, statement.subject_hash)
     terms = tenant.at(at)
-    day = local_date_at(terms.time_zone, at)
+    day = terms.local_date(at)
     currency = terms.charge_currency
     # A void says that the call was never made.
     request_count = 0 if statement.status == "void" else 1

@@ -25,6 +25,7 @@ from ledger.periods import (
     MONTHS_AHEAD,
     ensure_partitions,
     insert_periods,
+    month_after,
     month_of,
     month_starts_at,
     months_needed,
@@ -254,7 +255,10 @@ async def change_tenant(
     those of the old version, and where a later change is recorded, since changes are added in order of time.
     """
     if month != month_of(month):
-        raise ActRefused(f"a tenant changes at the start of a month, and {month} is not the first day of one")
+        raise ActRefused(
+            f"a tenant changes at the start of a month, and {month} is not the first day of one:"
+            f" the next is {month_after(month_of(month))}"
+        )
     given = {"entity_id": entity_id, "time_zone": time_zone, "charge_currency": charge_currency, "name": name}
     wanted = {column: value for column, value in given.items() if value is not None}
     if not wanted:
@@ -273,7 +277,7 @@ async def change_tenant(
         if tenant.versions[-1].effective_at >= at:
             latest = from_micros(tenant.versions[-1].effective_at)
             raise ActRefused(f"tenant {tenant_id} has a change recorded for {latest:%Y-%m-%d} already: add a later one")
-        await _refuse_if_used(connection, tenant_id, at)
+        await _refuse_if_used(connection, tenant_id, at, month)
         await _refuse_if_closed(connection, tenant_id, month)
         await _add_version(connection, tenant_id, at, wanted)
         changed = await _tenant(connection, tenant_id)
@@ -388,28 +392,33 @@ async def _check_entity(connection: Connection, entity_id: str) -> None:
         raise Unknown("entity", entity_id)
 
 
-async def _refuse_if_used(connection: Connection, tenant_id: str, at: int) -> None:
+async def _refuse_if_used(connection: Connection, tenant_id: str, at: int, month: date | None = None) -> None:
+    """Refuse what would reach back over usage; where a month was asked for, say which is the first that is free."""
     cursor = await connection.execute(
-        "select min(occurred_at) from ledger.entries where tenant_id = %s and occurred_at >= %s",
+        "select min(occurred_at), max(local_date) from ledger.entries where tenant_id = %s and occurred_at >= %s",
         [tenant_id, from_micros(at)],
     )
     row = await cursor.fetchone()
     if row and row[0] is not None:
+        free = f"; the next month that it can change with is {month_after(month_of(row[1])):%Y-%m}" if month else ""
         raise ActRefused(
             f"usage of tenant {tenant_id} at {row[0]:%Y-%m-%d %H:%M:%S}Z is in the ledger already:"
-            " what was used before a change is not touched by it"
+            f" what was used before a change is not touched by it{free}"
         )
 
 
 async def _refuse_if_closed(connection: Connection, tenant_id: str, month: date) -> None:
     cursor = await connection.execute(
-        "select min(posting_period) from ledger.periods"
+        "select min(posting_period), max(posting_period) from ledger.periods"
         " where tenant_id = %s and posting_period >= %s and state = 'closed'",
         [tenant_id, month],
     )
     row = await cursor.fetchone()
     if row and row[0] is not None:
-        raise ActRefused(f"period {row[0]:%Y-%m} of tenant {tenant_id} is closed")
+        raise ActRefused(
+            f"period {row[0]:%Y-%m} of tenant {tenant_id} is closed;"
+            f" the next month that it can change with is {month_after(row[1]):%Y-%m}"
+        )
 
 
 def start_of(day: date, zone: str) -> int:

@@ -126,6 +126,11 @@ tenant_versions = sa.Table(
     sa.Column("time_zone", sa.Text, nullable=False, comment="Of its days, months and budgets."),
     sa.Column("charge_currency", sa.CHAR(3), nullable=False, comment="What it is charged in, ISO 4217."),
     sa.Column(
+        "first_day",
+        sa.Date,
+        comment="No local day of it is before this one: that of effective_at by the clocks until then; null for the first.",
+    ),
+    sa.Column(
         "status",
         sa.Text,
         nullable=False,

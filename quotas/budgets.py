@@ -389,11 +389,12 @@ async def used_now(connection: Connection, *, now: int) -> dict[str, Usage]:
             select
                 b.budget_id,
                 quotas.window_start(
-                    b.window_kind, b.window_days, b.anchor, (%(now)s at time zone coalesce(v.time_zone, 'UTC'))::date
+                    b.window_kind, b.window_days, b.anchor,
+                    greatest((%(now)s at time zone coalesce(v.time_zone, 'UTC'))::date, v.first_day)
                 ) as window_start
             from quotas.budgets as b
             left join lateral (
-                select v.time_zone
+                select v.time_zone, v.first_day
                 from ledger.tenant_versions as v
                 where v.tenant_id = b.tenant_id
                 order by v.effective_at <= %(now)s desc, abs(extract(epoch from v.effective_at - %(now)s))

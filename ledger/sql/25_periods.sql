@@ -250,3 +250,25 @@ as $$
     where e.posting_period = of_month and e.tenant_id = of_tenant
     group by 1, 2, 3, 4, 5, 6, 7, 8, 9
 $$;
+
+-- Where a zone changes and the clocks go back, the hours that they repeat would carry the last day of the month before, inside
+-- the new month. They belong to the day on which the change takes effect, by the clocks until then; so local days never go
+-- back, and a month is exactly its days.
+create or replace function ledger.bound_days() returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select greatest((new.effective_at at time zone v.time_zone)::date, v.first_day)
+    into new.first_day
+    from ledger.tenant_versions as v
+    where v.tenant_id = new.tenant_id and v.effective_at < new.effective_at
+    order by v.effective_at desc
+    limit 1;
+    return new;
+end
+$$;
+
+create or replace trigger bound_days
+before insert on ledger.tenant_versions
+for each row execute function ledger.bound_days();

@@ -260,7 +260,8 @@ begin
         with scopes as materialized (
             select
                 s.*,
-                (decided_at at time zone v.time_zone)::date as local_date,
+                -- As entries have it: days do not go back where a zone changes.
+                greatest((decided_at at time zone v.time_zone)::date, v.first_day) as local_date,
                 (decided_at at time zone 'UTC')::date as utc_date,
                 v.time_zone
             from unnest(
@@ -271,7 +272,7 @@ begin
                 cost_currency, n
             )
             cross join lateral (
-                select v.time_zone
+                select v.time_zone, v.first_day
                 from ledger.tenant_versions as v
                 where v.tenant_id = s.tenant_id
                 order by

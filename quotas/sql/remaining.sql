@@ -15,12 +15,14 @@ tenants as materialized (
         a.at,
         v.time_zone,
         v.charge_currency,
-        (a.at at time zone v.time_zone)::date as local_date
+        -- As entries have it: days do not go back where a zone changes.
+        greatest((a.at at time zone v.time_zone)::date, v.first_day) as local_date
     from asked as a
     cross join lateral (
         select
             v.time_zone,
-            v.charge_currency
+            v.charge_currency,
+            v.first_day
         from ledger.tenant_versions as v
         where v.tenant_id = a.tenant_id
         order by
