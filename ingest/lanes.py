@@ -146,8 +146,9 @@ class Lanes:
             careful_until = held.next_position
             if name not in self._seen:
                 self._seen.add(name)
-                starts = await feeds.count_start(connection, held)
-                if starts > _STARTS_WITHOUT_PROGRESS:
+                starts, is_suspect = await feeds.count_start(connection, held)
+                # Where the message at the position is suspected already, nothing has to be found out again.
+                if starts > _STARTS_WITHOUT_PROGRESS or is_suspect:
                     careful_until += _CAREFUL_MESSAGES
                     log.warning(
                         "feed %s: start %d at position %d: going one message at a time",

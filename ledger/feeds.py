@@ -39,17 +39,20 @@ async def claim(connection: Connection, kind: FeedKind, name: str) -> Claim:
     return Claim(*row)
 
 
-async def count_start(connection: Connection, held: Claim) -> int:
-    """Count a worker's start at the feed's position; return how many starts have seen this position."""
+async def count_start(connection: Connection, held: Claim) -> tuple[int, bool]:
+    """Count a worker's start at the feed's position.
+
+    Return how many starts have seen this position, and whether the message there was in hand when a worker died.
+    """
     cursor = await connection.execute(
         "update ledger.feeds set start_position = next_position,"
         " start_count = case when start_position = next_position then start_count + 1 else 1 end"
-        " where feed_id = %s returning start_count",
+        " where feed_id = %s returning start_count, suspect_position is not distinct from next_position",
         [held.feed_id],
     )
     row = await cursor.fetchone()
     assert row is not None
-    return int(row[0])
+    return int(row[0]), bool(row[1])
 
 
 async def note_caught_up(connection: Connection, held: Claim) -> None:

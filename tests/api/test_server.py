@@ -38,25 +38,31 @@ def served(ledger: Ledger, **overrides: Any) -> Iterator[tuple[subprocess.Popen[
             process.kill()
 
 
-def post(address: str, token: str, number: int) -> str:
-    answer = httpx.post(f"{address}/v1/events", json=make_event(f"ev-{number}"), headers=bearer(token), timeout=20)
+def post(address: str, token: str, number: int, **overrides: str) -> str:
+    event = make_event(f"ev-{number}", **overrides)
+    answer = httpx.post(f"{address}/v1/events", json=event, headers=bearer(token), timeout=20)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["results"][0]["outcome"])
 
 
-async def test_what_was_acknowledged_is_there_after_two_kills(world: Ledger) -> None:
-    """B118: every answered event is in the ledger, the process being killed right after the last answer."""
+async def test_b118_what_was_acknowledged_is_there_after_two_kills(world: Ledger) -> None:
+    """200 events of 0.002 USD (100 x 18 + 10 x 20, a million each), the process killed right after the last answer, twice.
+
+    200 x 0.002 = 0.4
+    """
+    await world.add_price("m-118", input="18.00", output="20.00")
     token = await make_key(world, source=GATEWAY)
     for run in range(2):
         with served(world) as (process, address):
-            for number in range(50 * run, 50 * (run + 1)):
-                assert post(address, token, number) == "created"
+            for number in range(100 * run, 100 * (run + 1)):
+                assert post(address, token, number, model="m-118") == "created"
             os.kill(process.pid, signal.SIGKILL)
             assert process.wait(10) == -signal.SIGKILL
     with served(world) as (_, address):
-        assert post(address, token, 99) == "duplicate"
+        assert post(address, token, 199, model="m-118") == "duplicate"
         assert httpx.get(f"{address}/readyz").json() == {"status": "ready"}
-    assert world.total() == 100 * Decimal("0.00028")
+    assert world.total() == Decimal("0.4")
+    assert world.value("select count(*) from ledger.entries") == 200
 
 
 async def test_a_stopped_server_answers_what_it_has_taken(world: Ledger) -> None:
