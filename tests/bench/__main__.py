@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.bench.harness import machine
 
-NAMES = sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
+NAMES = sorted(path.stem.removeprefix("bench_").replace("_", "-") for path in Path(__file__).parent.glob("bench_*.py"))
 
 
 def main() -> int:
@@ -16,7 +16,7 @@ def main() -> int:
         print(f"no benchmark {name!r}; there are: {', '.join(NAMES)}", file=sys.stderr)
         return 2
     print(f"{name}: {machine()}", flush=True)
-    bench = importlib.import_module(f"tests.bench.bench_{name}")
+    bench = importlib.import_module(f"tests.bench.bench_{name.replace('-', '_')}")
     for comparison in asyncio.run(bench.run()):
         print(comparison.line(), flush=True)
     return 0
