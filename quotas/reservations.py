@@ -290,6 +290,8 @@ async def _reserve(asks: Sequence[Ask], connection: Connection, books: Books, at
     places = [
         None if payer is None else table.add(ask, payer) for ask, payer in zip(asks, payers, strict=True)
     ]  # fmt: skip
+    if table.is_empty:
+        return [Decision(ask.tenant_id, ask.reservation_id, "refused", reason="unknown_tenant") for ask in asks]
     answer = await _decide(connection, table, at)
     known = [
         (ask.tenant_id, ask.reservation_id)
@@ -366,6 +368,10 @@ class _Table:
             )
         )
         return len(self._rows) - 1
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._rows
 
     def parameters(self, at: int | None) -> list[Any]:
         """Return what the statement takes, in order."""

@@ -493,7 +493,7 @@ begin
         if not w_all_there then
             -- In one statement and in the order of the keys, those that are there too: they are locked and not written.
             insert into quotas.windows as w (budget_id, group_key, window_start, tenant_id, currency)
-            select k.*
+            select k.budget_id, k.group_key, k.window_start, k.tenant_id, k.currency
             from unnest(w_budget, w_group, w_start, w_tenant, w_currency) with ordinality
                 as k (budget_id, group_key, window_start, tenant_id, currency, n)
             order by k.n
