@@ -22,6 +22,17 @@ class Config:
     queue_events_max: int = 20_000
     queue_bytes_max: int = 64 * 1024 * 1024
     """An empty queue takes one body of any size that is read at all."""
+    reservation_flushers: int = 2
+    """Connections that decide, tenants shared out among them: one tenant's asks wait for each other and for few others'."""
+    reservation_queue_max: int = 10_000
+    """Asks that wait or are being decided."""
+    reservation_batch_max: int = 1_000
+    """Asks that one statement decides, and that one request may hold."""
+    reservation_bytes_max: int = 2 * 1024 * 1024
+    reservation_deadline_seconds: float = 2.0
+    """How long a gateway waits for a decision before it is told to ask again."""
+    reservation_lock_seconds: float = 0.5
+    """How long a decision waits for a window that somebody else holds."""
     deadline_seconds: float = 10.0
     """How long a sender waits for the commit before it is told to send again."""
     patience_seconds: float = 5.0

@@ -6,6 +6,7 @@ knows our routes by functions that take a request.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from api.errors import MEDIA_TYPE, PROBLEMS, type_of
 from ledger.api_keys import SCOPES, Scope
+from quotas.reservations import Tightest
 
 _REF: Final = "#/components/schemas/{name}"
 
@@ -59,6 +61,12 @@ class ProblemReply(Struct, omit_defaults=True):
     reference: Annotated[str | UnsetType, Meta(description="internal-error: names the line in our log.")] = UNSET
     checks: Annotated[dict[str, str] | UnsetType, Meta(description="not-ready: what failed and why.")] = UNSET
     scope: Annotated[str | UnsetType, Meta(description="scope-missing: the one that is needed.")] = UNSET
+    reservation_id: Annotated[str | UnsetType, Meta(description="Of the ask that was refused.")] = UNSET
+    state: Annotated[str | UnsetType, Meta(description="reservation-over: where it stands.")] = UNSET
+    budget: Annotated[Tightest | UnsetType, Meta(description="budget-exhausted and the like: which.")] = UNSET
+    retry_at: Annotated[
+        datetime | UnsetType, Meta(description="budget-exhausted: when there is room, at the earliest.")
+    ] = UNSET
 
 
 @dataclass(frozen=True, slots=True)

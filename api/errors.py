@@ -6,12 +6,18 @@ Refusal
 ├── TenantNotFound          no such tenant, or not this key's to see: one answer, so that nobody learns which
 ├── InvalidRequest          a parameter or a field of the body breaks a rule
 ├── MalformedBody           a body that is no JSON
+├── ReservationNotFound     no such reservation of a tenant that the key may see
+├── ReservationConflict     the id was used for another ask
+├── ReservationOver         the id was used, and nothing is held under it any more
+├── BudgetExhausted         a budget has no room for what was asked
+├── PriceUnknown, EstimateMissing   a budget refuses what it cannot weigh
 ├── TooMuchToRead           a report takes longer than it may
 ├── EmptyBody, BodyTooLarge, TooManyEvents, UnsupportedMediaType
 └── Unavailable             nothing was acknowledged; the same request may be sent again
     ├── QueueFull           the queue pushes back
     ├── DeadlinePassed      no answer from the ledger in time
     ├── DatabaseAway        the database cannot be reached
+    ├── BudgetBusy          somebody else holds the tenant's windows
     ├── ReplicaFenced       another process with this name has taken the feed
     ├── NoAdministration    this replica has no connection as an operator
     └── Closing             this process is going away
@@ -33,6 +39,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ledger.errors import ActRefused, AlreadyThere, Fenced, Unknown
+from quotas.errors import AskRefused
 
 log = logging.getLogger("tallystick.api")
 
@@ -71,9 +78,22 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         "There is no such tenant",
         "The tenant does not exist, or the key may not see it; the answer does not say which.",
     ),
+    "reservation-not-found": Kind(
+        404, "There is no such reservation", "It was never admitted, is long over, or is another tenant's."
+    ),
     "unknown-name": Kind(404, "There is nothing of that name", "The detail says what is not there."),
     "not-found": Kind(404, "There is nothing here", "No route has this path."),
     "method-not-allowed": Kind(405, "The method is not allowed here", "The Allow header names those that are."),
+    "reservation-conflict": Kind(
+        409,
+        "The id was used for another call",
+        "An id stands for one ask. Make a new one for each call, before its first try.",
+    ),
+    "reservation-over": Kind(
+        409,
+        "The reservation is over",
+        "The id was admitted earlier, and `state` says where it stands: nothing is held for a new call. Ask under a new id.",
+    ),
     "already-there": Kind(409, "There is one already", "Nothing was changed. The detail says what is there."),
     "act-refused": Kind(409, "The rules forbid it", "Nothing was changed. The detail says which rule."),
     "body-too-large": Kind(
@@ -89,6 +109,22 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         "Structured CloudEvents only: single, batch, or one per line; UTF-8, not compressed.",
     ),
     "invalid-request": Kind(422, "A parameter breaks a rule", "`errors` names each parameter or field, and its rule."),
+    "price-unknown": Kind(
+        422,
+        "Nobody knows the price of the call",
+        "`budget` refuses calls whose price is not known. Waiting does not help: the model needs a price, or the budget another policy.",
+    ),
+    "estimate-missing": Kind(
+        422,
+        "The ask says too little",
+        "`budget` refuses calls without an estimate. Send input_tokens and output_tokens, quantities, or amounts.",
+    ),
+    "budget-exhausted": Kind(
+        429,
+        "The budget has no room for the call",
+        "`budget` is the one with the least left. Retry-After says when it has room at the earliest: its next window, or seconds where only "
+        "reservations are in the way. Without Retry-After waiting alone never helps.",
+    ),
     "too-much-to-read": Kind(422, "The report takes too long", "Ask for fewer days."),
     "internal-error": Kind(500, "A fault of ours", "Nothing was acknowledged. `reference` names the line in our log."),
     "queue-full": Kind(
@@ -105,6 +141,12 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         "The database cannot be reached",
         "Nothing was acknowledged. Send the same request again: what is stored counts once.",
         {"retry-after": "2"},
+    ),
+    "budget-busy": Kind(
+        503,
+        "The tenant's budgets are held by somebody else",
+        "Nothing was decided. Ask again under the same id after Retry-After.",
+        _SOON,
     ),
     "replica-fenced": Kind(
         503,
@@ -142,8 +184,8 @@ class Refusal(Exception):
 
     code: ClassVar[str] = "internal-error"
 
-    def __init__(self, detail: str, **more: Any) -> None:
-        self.detail, self.more = detail, more
+    def __init__(self, detail: str, headers: Mapping[str, str] | None = None, **more: Any) -> None:
+        self.detail, self.headers, self.more = detail, headers, more
         super().__init__(detail)
 
 
@@ -172,6 +214,42 @@ class InvalidRequest(Refusal):
 
     def __init__(self, name: str, rule: str) -> None:
         super().__init__(f"{name} {rule}", errors=[{"name": name, "rule": rule}])
+
+
+class ReservationNotFound(Refusal):
+    """No such reservation of a tenant that the key may see."""
+
+    code = "reservation-not-found"
+
+
+class ReservationConflict(Refusal):
+    """The id was used for another ask."""
+
+    code = "reservation-conflict"
+
+
+class ReservationOver(Refusal):
+    """The id was used, and nothing is held under it any more."""
+
+    code = "reservation-over"
+
+
+class BudgetExhausted(Refusal):
+    """A budget has no room for what was asked."""
+
+    code = "budget-exhausted"
+
+
+class PriceUnknown(Refusal):
+    """A budget refuses calls whose price nobody knows."""
+
+    code = "price-unknown"
+
+
+class EstimateMissing(Refusal):
+    """A budget refuses calls without an estimate."""
+
+    code = "estimate-missing"
 
 
 class TooMuchToRead(Refusal):
@@ -232,6 +310,12 @@ class DatabaseAway(Unavailable):
     code = "database-away"
 
 
+class BudgetBusy(Unavailable):
+    """Somebody else holds the tenant's windows."""
+
+    code = "budget-busy"
+
+
 class ReplicaFenced(Unavailable):
     """Another process with this name has taken the feed."""
 
@@ -283,7 +367,9 @@ class Problem(Response):
 def problem_of(error: Exception) -> Problem:
     """Return the answer to whatever a route raised; a fault of ours is logged by place and kind, never with its data."""
     if isinstance(error, Refusal):
-        return Problem(error.code, error.detail, **error.more)
+        return Problem(error.code, error.detail, error.headers, **error.more)
+    if isinstance(error, AskRefused):
+        return problem_of(InvalidRequest(error.field, error.rule))
     for kind, code, detail in _BELOW:
         if isinstance(error, kind):
             return Problem(code, str(error) if detail is None else detail)

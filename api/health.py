@@ -49,6 +49,9 @@ async def get_readiness(request: Request) -> Response:
     complaint = services.commits.complaint()
     if complaint is not None:
         checks["events"] = complaint
+    complaint = services.reserving.complaint()
+    if complaint is not None:
+        checks["reservations"] = complaint
     if checks:
         return Problem("not-ready", checks=checks)
     return Response(msgspec.json.encode(Health("ready")), media_type="application/json")

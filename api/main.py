@@ -15,6 +15,7 @@ from api import (
     docs,
     events,
     health,
+    reservations,
     usage,
 )
 from api.config import Config
@@ -29,6 +30,7 @@ _START_SECONDS: Final = 5.0
 
 ROOMS: Final[tuple[Room, ...]] = (
     events.ROOM,
+    reservations.ROOM,
     budgets.ROOM,
     usage.ROOM,
     health.ROOM,
@@ -47,10 +49,12 @@ def create_app(config: Config) -> FastAPI:
         await services.reports.open()
         await services.operator.open()
         services.key_watch.start()
+        services.reserving.start()
         await services.commits.start(_START_SECONDS)
         try:
             yield
         finally:
+            await services.reserving.close()
             await services.commits.close()
             await services.key_watch.close()
             await services.operator.close()

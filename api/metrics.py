@@ -51,6 +51,24 @@ class Metrics:
         self.batch_requests = Histogram(
             "tallystick_batch_requests", "Requests that shared one batch.", buckets=_EVENTS, registry=self.registry
         )
+        self.queue_asks = Gauge(
+            "tallystick_queue_asks", "Reservations that wait for a decision or are in one.", registry=self.registry
+        )
+        self.decisions = Counter(
+            "tallystick_decisions",
+            "Reservations answered, by what became of them.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.decision_seconds = Histogram(
+            "tallystick_decision_seconds",
+            "Deciding one array, commit included.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.decision_asks = Histogram(
+            "tallystick_decision_asks", "Asks of one array.", buckets=_EVENTS, registry=self.registry
+        )
         # Looking a label up costs more than counting.
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 

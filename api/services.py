@@ -12,6 +12,7 @@ from api.gather import Gather
 from api.group_commit import GroupCommit
 from api.keys import KeyRing, KeyWatch
 from api.metrics import Metrics
+from api.reserving import Reserving
 from ledger.api_keys import ApiKey, find_keys
 from quotas.remaining import TenantBudgets, remaining
 
@@ -30,6 +31,7 @@ class Services:
     keys: KeyRing
     key_watch: KeyWatch
     commits: GroupCommit
+    reserving: Reserving
     budgets: Gather[Asked, TenantBudgets]
 
     @classmethod
@@ -53,6 +55,7 @@ class Services:
             keys=ring,
             key_watch=KeyWatch(ring, reader, config.api_url),
             commits=GroupCommit(config, metrics),
+            reserving=Reserving(config, metrics),
             # Two, so that one half of the crowd is answered while the other is read for.
             budgets=Gather(budgets, flights_max=2),
         )
