@@ -288,7 +288,7 @@ reservations = sa.Table(
     sa.Column("decided_at", Instant, nullable=False, comment="By the database's clock."),
     sa.Column("expires_at", Instant, nullable=False, comment="Held longer than this without a word, it may expire."),
     sa.Column("ended_at", Instant, comment="When the call was said to have ended, or the hold went."),
-    sa.Column("last_batch_id", sa.BigInteger, comment="The newest batch with an entry that names it."),
+    sa.Column("first_batch_id", sa.BigInteger, comment="The first batch with an entry that names it."),
     one_of("state", *STATES),
     one_of("basis", "worst_case", "expected"),
     sa.CheckConstraint(
