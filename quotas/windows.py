@@ -1,5 +1,6 @@
 """The SQL of the room, put together: one text of movements for trigger and fold, one of what is in scope for all."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,18 +23,60 @@ _LEDGER: Final = """(
         )"""
 
 
+# Usage that was posted under a reservation's name before it was made is none of its own.
+_LEDGER_BY_RESERVATION: Final = """(
+            select e.*
+            from ledger.entries as e
+            join quotas.reservations as r on r.tenant_id = e.sent_tenant_id and r.reservation_id = e.reservation_id
+            where e.batch_id >= r.first_batch_id
+        )"""
+
+# What budgets look at, in the columns of the text of movements.
+_SCOPE: Final = (
+    "tenant_id", "local_date", "utc_date", "cost_currency", "charge_currency", "provider_account", "feature", "model", "route",
+    "lane", "api_key_id", "subject_id", "tags",
+)  # fmt: skip
+
+
 def routines() -> dict[str, str]:
     """Return the repeatable texts of the schema by name, complete, in the order in which they are applied."""
     in_scope = (_FOLDER / "in_scope.sql").read_text().strip()
-    movements = (_FOLDER / "movements.sql").read_text().replace("{in scope}", in_scope)
-    of_new_rows = movements.replace("{source_rows}", "new_rows").replace("{which_budgets}", "true")
-    of_ledger = movements.replace("{source_rows}", _LEDGER).replace(
-        "{which_budgets}", "(wanted is null or b.budget_id = wanted)"
-    )
-    return {
-        path.name: path.read_text()
-        .replace("{in scope}", in_scope)
-        .replace("{movements of new rows}", of_new_rows)
-        .replace("{movements of the ledger}", of_ledger)
-        for path in sorted(_FOLDER.glob("[0-9]*.sql"))
+    texts = {
+        "{in scope}": in_scope,
+        "{written from caused}": (_FOLDER / "written.sql").read_text().strip(),
+        "{movements of new rows}": _movements("new_rows", "true"),
+        "{movements of new rows by reservation}": _movements("new_rows", "true", by_reservation=True),
+        "{movements of the ledger}": _movements(_LEDGER, "(wanted is null or b.budget_id = wanted)"),
+        "{movements of the ledger by reservation}": _movements(_LEDGER_BY_RESERVATION, "true", by_reservation=True),
     }
+    return {path.name: _filled(path.read_text(), texts) for path in sorted(_FOLDER.glob("[0-9]*.sql"))}
+
+
+def _movements(rows: str, budgets: str, *, by_reservation: bool = False) -> str:
+    """Return the text of movements over some rows and budgets, by reservation or over all of them."""
+    return _filled(
+        (_FOLDER / "movements.sql").read_text(),
+        {
+            "{in scope}": (_FOLDER / "in_scope.sql").read_text().strip(),
+            "{source_rows}": rows,
+            "{which_budgets}": budgets,
+            "{reservation tenant}": _of_reservation("sent_tenant_id", by_reservation),
+            "{reservation id}": _of_reservation("reservation_id", by_reservation),
+            "{scope text of c}": _scope_text("c"),
+            "{scope text of s}": _scope_text("s"),
+        },
+    )
+
+
+def _of_reservation(column: str, by_reservation: bool) -> str:
+    return f"case when e.reservation_id is not null then e.{column} end" if by_reservation else "null::text"
+
+
+def _scope_text(alias: str) -> str:
+    return f"row({', '.join(f'{alias}.{column}' for column in _SCOPE)})::text"
+
+
+def _filled(text: str, texts: Mapping[str, str]) -> str:
+    for name, filling in texts.items():
+        text = text.replace(name, filling)
+    return text

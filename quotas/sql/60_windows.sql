@@ -83,79 +83,192 @@ immutable
 parallel safe
 return case when own_budget_id is null then budgets_limit else own_limit end;
 
--- Moves the budgets with the rows that are inserted, in the same transaction, whoever inserts. Each window is written
--- once, in the order of its key, so that two writers wait for each other and never in a circle.
+-- What is still held of one budget for a reservation: nothing once it is closed, and while it is open what was promised
+-- less what its entries have posted there.
+create or replace function quotas.hold_of(state text, reserved numeric, stated numeric, posted_under numeric) returns numeric
+language sql
+immutable
+parallel safe
+return case
+    when state in ('held', 'awaiting_entry') then greatest(coalesce(stated, reserved) - posted_under, 0)
+    else 0
+end;
+
+-- Moves the budgets with the rows that are inserted, in the same transaction, whoever inserts, and draws the holds of the
+-- reservations that they name. Reservations are locked by key and then windows by key, each written once, so that two
+-- writers wait for each other and never in a circle.
 create or replace function quotas.move_windows() returns trigger
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    with moved as materialized (
-        {movements of new rows}
-    ),
+    if not exists (select from new_rows where reservation_id is not null) then
+        with rows as materialized (
+            {movements of new rows}
+        ),
 
-    written as (
-        insert into quotas.windows as w
-            (budget_id, group_key, window_start, tenant_id, currency, posted, unpriced_count, unpriced_tokens, last_batch_id)
+        caused as materialized (
+            select
+                r.budget_id,
+                r.group_key,
+                r.window_start,
+                max(r.tenant_id) as tenant_id,
+                max(r.currency) as currency,
+                sum(r.posted) as posted,
+                0::numeric as held,
+                sum(r.unpriced_count)::bigint as unpriced_count,
+                sum(r.unpriced_tokens)::bigint as unpriced_tokens,
+                max(r.batch_id) as batch_id,
+                case when r.is_correction then 'correction' else 'unreserved' end as cause
+            from rows as r
+            group by r.budget_id, r.group_key, r.window_start, cause
+        ),
+
+        {written from caused};
+        return null;
+    end if;
+
+    -- A statement closes the reservation that it names unless it is interim or more attempts follow. A row that takes back
+    -- what an earlier statement said names what that one named, and says nothing for itself; neither do fees and corrections.
+    with named as materialized (
         select
-            m.budget_id, m.group_key, m.window_start, m.tenant_id, m.currency, m.posted, m.unpriced_count, m.unpriced_tokens,
-            m.batch_id
-        from moved as m
-        order by m.budget_id, m.group_key, m.window_start
-        on conflict (budget_id, group_key, window_start) do update set
-            posted = w.posted + excluded.posted,
-            unpriced_count = w.unpriced_count + excluded.unpriced_count,
-            unpriced_tokens = w.unpriced_tokens + excluded.unpriced_tokens,
-            last_batch_id = excluded.last_batch_id
-        returning w.budget_id, w.group_key, w.window_start, w.posted, w.held, w.unpriced_count
+            e.sent_tenant_id as tenant_id,
+            e.reservation_id,
+            max(e.batch_id) as batch_id,
+            bool_or(
+                e.is_final
+                and not e.reservation_open
+                and e.kind in ('usage', 'true_up', 'evidence')
+                and e.request_count >= 0
+            ) as closes
+        from new_rows as e
+        where e.reservation_id is not null
+        group by 1, 2
     ),
 
-    limited as (
+    locked as materialized (
         select
-            w.budget_id,
-            w.group_key,
-            w.window_start,
-            m.batch_id,
-            m.cause,
-            b.hardness,
-            b.thresholds,
-            quotas.limit_of(b.limit_amount, g.budget_id, g.limit_amount) as limit_amount,
-            w.posted + w.held as taken,
-            w.posted + w.held - m.posted as taken_before,
-            w.unpriced_count > 0 as has_unpriced
-        from written as w
-        join moved as m using (budget_id, group_key, window_start)
-        join quotas.budgets as b using (budget_id)
-        left join quotas.group_limits as g on g.budget_id = w.budget_id and g.group_key = w.group_key
-        where quotas.limit_of(b.limit_amount, g.budget_id, g.limit_amount) is not null
+            r.tenant_id,
+            r.reservation_id,
+            r.state,
+            case when n.closes and r.state in ('held', 'awaiting_entry') then 'settled' else r.state end as state_after,
+            n.batch_id,
+            r.budget_ids,
+            r.group_keys,
+            r.window_starts,
+            r.reserved,
+            r.stated,
+            r.posted_under
+        from named as n
+        join quotas.reservations as r on r.tenant_id = n.tenant_id and r.reservation_id = n.reservation_id
+        order by r.tenant_id, r.reservation_id
+        for no key update of r
     ),
 
-    noted as (
-        insert into quotas.threshold_notes (budget_id, group_key, window_start, threshold, batch_id)
-        select l.budget_id, l.group_key, l.window_start, t.threshold, l.batch_id
-        from limited as l
-        -- The whole limit is a threshold of every budget that has one: a window that is exhausted always says so.
-        cross join unnest(l.thresholds || 1::numeric) as t (threshold)
-        where
-            (l.taken >= t.threshold * l.limit_amount and l.taken_before < t.threshold * l.limit_amount)
-            -- A limit of zero is reached from the start, and noted once something touches it.
-            or (l.limit_amount = 0 and (l.taken > 0 or l.has_unpriced))
-        on conflict do nothing
-    )
+    rows as materialized (
+        {movements of new rows by reservation}
+    ),
 
-    insert into quotas.excess (budget_id, group_key, window_start, batch_id, change, cause)
-    select
-        l.budget_id,
-        l.group_key,
-        l.window_start,
-        l.batch_id,
-        greatest(l.taken - l.limit_amount, 0) - greatest(l.taken_before - l.limit_amount, 0),
-        l.cause
-    from limited as l
-    where
-        l.hardness = 'hard'
-        and greatest(l.taken - l.limit_amount, 0) <> greatest(l.taken_before - l.limit_amount, 0);
+    under as materialized (
+        select r.reservation_tenant, r.reservation_id, r.budget_id, sum(r.posted) as posted
+        from rows as r
+        where r.reservation_id is not null
+        group by r.reservation_tenant, r.reservation_id, r.budget_id
+    ),
+
+    holds as materialized (
+        select
+            l.tenant_id,
+            l.reservation_id,
+            l.state,
+            h.place,
+            h.budget_id,
+            h.group_key,
+            h.window_start,
+            l.batch_id,
+            h.posted_under + coalesce(u.posted, 0) as posted_under,
+            quotas.hold_of(l.state_after, h.reserved, h.stated, h.posted_under + coalesce(u.posted, 0))
+            - quotas.hold_of(l.state, h.reserved, h.stated, h.posted_under) as held
+        from locked as l
+        cross join lateral unnest(l.budget_ids, l.group_keys, l.window_starts, l.reserved, l.stated, l.posted_under)
+            with ordinality as h (budget_id, group_key, window_start, reserved, stated, posted_under, place)
+        left join under as u
+            on u.reservation_tenant = l.tenant_id and u.reservation_id = l.reservation_id and u.budget_id = h.budget_id
+    ),
+
+    drawn as (
+        update quotas.reservations as r
+        set
+            state = l.state_after,
+            ended_at = case when l.state_after <> l.state then coalesce(r.ended_at, clock_timestamp()) else r.ended_at end,
+            posted_under = coalesce(h.posted_under, '{}'),
+            first_batch_id = coalesce(r.first_batch_id, l.batch_id)
+        from locked as l
+        left join (
+            select d.tenant_id, d.reservation_id, array_agg(d.posted_under order by d.place) as posted_under
+            from holds as d
+            group by d.tenant_id, d.reservation_id
+        ) as h using (tenant_id, reservation_id)
+        where r.tenant_id = l.tenant_id and r.reservation_id = l.reservation_id
+    ),
+
+    moves as (
+        select
+            r.budget_id,
+            r.group_key,
+            r.window_start,
+            r.tenant_id,
+            r.currency,
+            r.posted,
+            0::numeric as held,
+            r.unpriced_count,
+            r.unpriced_tokens,
+            r.batch_id,
+            case
+                when r.is_correction then 'correction'
+                when h.state is null then 'unreserved'
+                when h.state in ('held', 'awaiting_entry') then 'overrun'
+                else 'late_settle'
+            end as cause
+        from rows as r
+        left join holds as h
+            on h.tenant_id = r.reservation_tenant and h.reservation_id = r.reservation_id and h.budget_id = r.budget_id
+        union all
+        select
+            h.budget_id,
+            h.group_key,
+            h.window_start,
+            null,
+            null,
+            0,
+            h.held,
+            0,
+            0,
+            h.batch_id,
+            'release'
+        from holds as h
+        where h.held <> 0
+    ),
+
+    caused as materialized (
+        select
+            m.budget_id,
+            m.group_key,
+            m.window_start,
+            max(m.tenant_id) as tenant_id,
+            max(m.currency) as currency,
+            sum(m.posted) as posted,
+            sum(m.held) as held,
+            sum(m.unpriced_count)::bigint as unpriced_count,
+            sum(m.unpriced_tokens)::bigint as unpriced_tokens,
+            max(m.batch_id) as batch_id,
+            m.cause
+        from moves as m
+        group by m.budget_id, m.group_key, m.window_start, m.cause
+    ),
+
+    {written from caused};
     return null;
 end
 $$;
@@ -193,7 +306,37 @@ stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    {movements of the ledger}
+    select
+        r.budget_id,
+        r.group_key,
+        r.window_start,
+        max(r.tenant_id),
+        max(r.currency),
+        sum(r.posted),
+        sum(r.unpriced_count)::bigint,
+        sum(r.unpriced_tokens)::bigint,
+        max(r.batch_id),
+        (array_agg(case when r.is_correction then 'correction' else 'unreserved' end order by abs(r.posted) desc))[1]
+    from (
+        {movements of the ledger}
+    ) as r
+    group by r.budget_id, r.group_key, r.window_start
+    having sum(r.posted) <> 0 or sum(r.unpriced_count) <> 0 or sum(r.unpriced_tokens) <> 0
+$$;
+
+-- What entries have posted under each reservation, by budget, folded from the ledger: what `verify` compares with.
+create or replace function quotas.fold_reservations()
+returns table (tenant_id text, reservation_id text, budget_id text, posted numeric)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select r.reservation_tenant, r.reservation_id, r.budget_id, sum(r.posted)
+    from (
+        {movements of the ledger by reservation}
+    ) as r
+    group by r.reservation_tenant, r.reservation_id, r.budget_id
 $$;
 
 grant usage on schema quotas to tallystick_writer, tallystick_api, tallystick_operator, tallystick_analyst,
@@ -216,3 +359,5 @@ grant insert on quotas.excess, quotas.threshold_notes to tallystick_operator;
 grant usage on all sequences in schema quotas to tallystick_operator;
 revoke all on function quotas.fold_windows(text) from public;
 grant execute on function quotas.fold_windows(text) to tallystick_operator;
+revoke all on function quotas.fold_reservations() from public;
+grant execute on function quotas.fold_reservations() to tallystick_operator;

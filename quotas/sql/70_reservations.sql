@@ -1,14 +1,3 @@
--- What is still held of one budget for a reservation: nothing once it is closed, and while it is open what was promised
--- less what its entries have posted there.
-create or replace function quotas.hold_of(state text, reserved numeric, stated numeric, posted_under numeric) returns numeric
-language sql
-immutable
-parallel safe
-return case
-    when state in ('held', 'awaiting_entry') then greatest(coalesce(stated, reserved) - posted_under, 0)
-    else 0
-end;
-
 create or replace view quotas.holds
 with (security_invoker = true)
 as

@@ -27,7 +27,6 @@ scoped as materialized (
         e.tenant_id,
         e.local_date,
         case when u.shared_days then (e.occurred_at at time zone 'UTC')::date end as utc_date,
-        e.kind,
         e.cost_currency,
         e.charge_currency,
         case when u.provider_account then e.provider_account end as provider_account,
@@ -38,6 +37,9 @@ scoped as materialized (
         case when u.api_key_id then e.api_key_id end as api_key_id,
         case when u.subject_id then e.subject_id end as subject_id,
         case when u.tags then e.tags end as tags,
+        e.kind in ('adjustment', 'reversal') as is_correction,
+        {reservation tenant} as reservation_tenant,
+        {reservation id} as reservation_id,
         max(e.batch_id) as batch_id,
         coalesce(sum(e.cost_amount), 0) as cost,
         coalesce(sum(e.charge_amount), 0) as charge,
@@ -66,23 +68,45 @@ scoped as materialized (
     from {source_rows} as e
     cross join uses as u
     where e.kind <> 'evidence'
-    group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
+    group by 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16
+),
+
+-- Rows may differ by reservation only. Which budgets a row falls under, and in which windows, is found once for all that
+-- are alike in what budgets look at; as text they are told apart, nulls too.
+scopes as materialized (
+    select distinct
+        s.tenant_id,
+        s.local_date,
+        s.utc_date,
+        s.cost_currency,
+        s.charge_currency,
+        s.provider_account,
+        s.feature,
+        s.model,
+        s.route,
+        s.lane,
+        s.api_key_id,
+        s.subject_id,
+        s.tags
+    from scoped as s
 ),
 
 -- Two joins rather than one with `or`: budgets of one tenant are found by hash.
 candidates as (
     select s.*, a.budget_id
-    from scoped as s
+    from scopes as s
     join active as a on a.tenant_id = s.tenant_id
     union all
     select s.*, a.budget_id
-    from scoped as s
+    from scopes as s
     join active as a on a.tenant_id is null
 ),
 
-matched as (
+placed as materialized (
     select
+        {scope text of c} as scope,
         a.budget_id,
+        a.unit,
         a.first_window,
         quotas.window_start(
             a.window_kind, a.window_days, a.anchor, case when a.is_shared then c.utc_date else c.local_date end
@@ -96,29 +120,7 @@ matched as (
                 )
         end as group_key,
         case when not a.is_shared then c.tenant_id end as tenant_id,
-        case a.unit when 'cost' then c.cost_currency when 'charge' then c.charge_currency end as currency,
-        case when c.kind in ('adjustment', 'reversal') then 'correction' else 'unreserved' end as cause,
-        c.batch_id,
-        case a.unit
-            when 'charge' then c.charge
-            when 'cost' then c.cost
-            when 'total_tokens' then c.input_tokens + c.output_tokens
-            when 'input_tokens' then c.input_tokens
-            when 'output_tokens' then c.output_tokens
-            when 'input_tokens_without_cache_reads' then c.input_tokens - c.cache_reads
-            when 'requests' then c.requests
-        end as posted,
-        case a.unit
-            when 'charge' then c.charge_unpriced
-            when 'cost' then c.cost_unpriced
-            when 'requests' then 0
-            else c.usage_missing
-        end as unpriced_count,
-        case a.unit
-            when 'charge' then c.charge_unpriced_tokens
-            when 'cost' then c.cost_unpriced_tokens
-            else 0
-        end as unpriced_tokens
+        case a.unit when 'cost' then c.cost_currency when 'charge' then c.charge_currency end as currency
     from candidates as c
     join active as a using (budget_id)
     where
@@ -126,17 +128,35 @@ matched as (
 )
 
 select
-    budget_id,
-    group_key,
-    window_start,
-    max(tenant_id) as tenant_id,
-    max(currency) as currency,
-    sum(posted) as posted,
-    sum(unpriced_count)::bigint as unpriced_count,
-    sum(unpriced_tokens)::bigint as unpriced_tokens,
-    max(batch_id) as batch_id,
-    (array_agg(cause order by abs(posted) desc))[1] as cause
-from matched
-where window_start >= first_window
-group by budget_id, group_key, window_start
-having sum(posted) <> 0 or sum(unpriced_count) <> 0 or sum(unpriced_tokens) <> 0
+    p.budget_id,
+    p.group_key,
+    p.window_start,
+    p.tenant_id,
+    p.currency,
+    s.is_correction,
+    s.reservation_tenant,
+    s.reservation_id,
+    s.batch_id,
+    case p.unit
+        when 'charge' then s.charge
+        when 'cost' then s.cost
+        when 'total_tokens' then s.input_tokens + s.output_tokens
+        when 'input_tokens' then s.input_tokens
+        when 'output_tokens' then s.output_tokens
+        when 'input_tokens_without_cache_reads' then s.input_tokens - s.cache_reads
+        when 'requests' then s.requests
+    end as posted,
+    case p.unit
+        when 'charge' then s.charge_unpriced
+        when 'cost' then s.cost_unpriced
+        when 'requests' then 0
+        else s.usage_missing
+    end as unpriced_count,
+    case p.unit
+        when 'charge' then s.charge_unpriced_tokens
+        when 'cost' then s.cost_unpriced_tokens
+        else 0
+    end as unpriced_tokens
+from placed as p
+join scoped as s on {scope text of s} = p.scope
+where p.window_start >= p.first_window
