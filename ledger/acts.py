@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
 
 from ledger.database import Connection
 
@@ -33,5 +34,32 @@ async def list_acts(
             " and (%(actor)s::text is null or actor = %(actor)s)"
             " order by act_id desc limit %(limit)s",
             {"act": act, "actor": actor, "limit": limit},
+        )
+        return await cursor.fetchall()
+
+
+_NAMED_BY: Final[Mapping[str, str]] = {
+    "tenants": "tenant_id",
+    "entities": "entity_id",
+    "sources": "source",
+    "accounts": "provider_account",
+    "models": "model",
+    "periods": "tenant_id",
+}
+
+
+async def acts_about(
+    connection: Connection, noun: str, name: str, also: Mapping[str, str] | None = None
+) -> Sequence[ActRecord]:
+    """List what was done to a party, the oldest first: its history, with who did it and why.
+
+    `also` holds more values of the detail that tell two of one name apart, such as a model's provider.
+    """
+    detail = {_NAMED_BY[noun]: name, **(also or {})}
+    async with connection.cursor(row_factory=class_row(ActRecord)) as cursor:
+        await cursor.execute(
+            "select at, actor, act, detail, reason, second_person from ledger.acts"
+            " where starts_with(act, %s) and detail @> %s order by act_id",
+            [f"{noun}.", Jsonb(detail)],
         )
         return await cursor.fetchall()

@@ -65,8 +65,8 @@ async def load_tenants(connection: Connection) -> dict[str, Tenant]:
             TenantVersion(micros(effective_at), entity_id, zone, currency, status, first_day)
         )
     tenants = {}
-    async for tenant_id, starts_at, ends_at, merged_into, merged_at in await connection.execute(
-        "select tenant_id, starts_at, ends_at, merged_into, merged_at from ledger.tenants"
+    async for tenant_id, starts_at, ends_at, merged_into, merged_at, unmerged_at in await connection.execute(
+        "select tenant_id, starts_at, ends_at, merged_into, merged_at, unmerged_at from ledger.tenants"
     ):
         if tenant_id in versions:
             tenants[tenant_id] = Tenant(
@@ -76,6 +76,7 @@ async def load_tenants(connection: Connection) -> dict[str, Tenant]:
                 _instant(ends_at),
                 merged_into,
                 _instant(merged_at),
+                _instant(unmerged_at),
             )
     return tenants
 

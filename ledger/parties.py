@@ -34,7 +34,7 @@ class TenantVersion:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A party that pays. Times are UTC microseconds; `ends_at` and `merged_at` are exclusive ends."""
+    """A party that pays. Times are UTC microseconds; `ends_at`, `merged_at` and `unmerged_at` are exclusive ends."""
 
     tenant_id: str
     starts_at: int
@@ -42,6 +42,13 @@ class Tenant:
     ends_at: int | None = None
     merged_into: str | None = None
     merged_at: int | None = None
+    unmerged_at: int | None = None
+
+    def is_merged_at(self, instant: int) -> bool:
+        """Say whether usage of an instant that is sent as this tenant belongs to another."""
+        if self.merged_at is None or instant < self.merged_at:
+            return False
+        return self.unmerged_at is None or instant < self.unmerged_at
 
     def at(self, instant: int) -> TenantVersion:
         """Return the version in force; before the first one, the first."""
@@ -101,7 +108,7 @@ class Parties:
         """Return who pays for usage of `tenant_id` at an instant: merges move the future, not the past."""
         tenant = self.tenants.get(tenant_id)
         passed: set[str] = set()
-        while tenant is not None and tenant.merged_at is not None and instant >= tenant.merged_at:
+        while tenant is not None and tenant.is_merged_at(instant):
             if tenant.tenant_id in passed:
                 # A circle of merges has nobody who pays; commands refuse to make one.
                 return None

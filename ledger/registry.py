@@ -101,6 +101,28 @@ async def add_entity(connection: Connection, actor: str, entity_id: str, name: s
         await record_act(connection, actor, "entities.add", {"entity_id": entity_id, "name": name})
 
 
+async def rename_entity(
+    connection: Connection, actor: str, entity_id: str, name: str, reason: str | None = None
+) -> None:
+    """Change the name that stands on the invoices that an entity issues from now on."""
+    check_name("name", name)
+    async with change(connection, "parties"):
+        cursor = await connection.execute(
+            "update ledger.entities set name = %s where entity_id = %s", [name, entity_id]
+        )
+        if not cursor.rowcount:
+            raise Unknown("entity", entity_id)
+        await record_act(connection, actor, "entities.rename", {"entity_id": entity_id, "name": name}, reason)
+
+
+async def find_entity(connection: Connection, entity_id: str) -> EntityRecord:
+    """Return an entity."""
+    for found in await list_entities(connection):
+        if found.entity_id == entity_id:
+            return found
+    raise Unknown("entity", entity_id)
+
+
 async def list_entities(connection: Connection) -> list[EntityRecord]:
     """List entities by id."""
     async with connection.cursor(row_factory=class_row(EntityRecord)) as cursor:
@@ -125,6 +147,7 @@ class TenantRecord:
     ends_at: datetime | None
     merged_into: str | None
     merged_at: datetime | None
+    unmerged_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +231,7 @@ async def _tenant_records(connection: Connection, now: int, tenant_id: str | Non
             """
             select
                 t.tenant_id, v.name, v.status, v.entity_id, v.time_zone, v.charge_currency,
-                t.starts_at, t.ends_at, t.merged_into, t.merged_at
+                t.starts_at, t.ends_at, t.merged_into, t.merged_at, t.unmerged_at
             from ledger.tenants as t
             cross join lateral (
                 select *
@@ -346,9 +369,12 @@ async def merge_tenants(
         tenant, target = await _tenant(connection, tenant_id), await _tenant(connection, into)
         if tenant_id == into:
             raise ActRefused(f"tenant {tenant_id} cannot be merged into itself")
+        if tenant.unmerged_at is not None:
+            # A second merge would overwrite when the first one was, by which late usage of its time is still booked.
+            raise ActRefused(f"tenant {tenant_id} was merged into {tenant.merged_into} before, and merges once")
         if tenant.merged_into is not None:
             raise ActRefused(f"tenant {tenant_id} is merged into {tenant.merged_into} already")
-        if target.merged_into is not None:
+        if target.is_merged_at(at) or (target.merged_at is not None and target.merged_at > at):
             raise ActRefused(f"tenant {into} is itself merged into {target.merged_into}")
         await _refuse_if_used(connection, tenant_id, at)
         await connection.execute(
@@ -357,6 +383,46 @@ async def merge_tenants(
         )
         detail = {"tenant_id": tenant_id, "into": into, "at": from_micros(at).isoformat()}
         await record_act(connection, actor, "tenants.merge", detail, reason)
+
+
+async def unmerge_tenant(
+    connection: Connection, actor: str, tenant_id: str, *, at: int, reason: str | None = None
+) -> None:
+    """End a merge at an instant: usage that occurs from then on, and is sent as the tenant, is its own again.
+
+    What was booked under the merge stays. Raises ActRefused where usage of that time is in the ledger already.
+    """
+    async with change(connection, "parties"):
+        tenants = await load_tenants(connection)
+        tenant = await _tenant(connection, tenant_id)
+        if tenant.merged_at is None or tenant.unmerged_at is not None:
+            raise ActRefused(f"tenant {tenant_id} is merged into nobody")
+        if at <= tenant.merged_at:
+            raise ActRefused(
+                f"tenant {tenant_id} is merged from {from_micros(tenant.merged_at):%Y-%m-%d %H:%M:%S}Z on only"
+            )
+        # Whom it was booked on: the tenant that it is merged into, or one that this one was merged into.
+        payers: list[str] = []
+        following = tenant.merged_into
+        while following is not None and following not in payers:
+            payers.append(following)
+            following = tenants[following].merged_into
+        cursor = await connection.execute(
+            "select min(occurred_at) from ledger.entries"
+            " where tenant_id = any(%s) and sent_tenant_id = %s and occurred_at >= %s",
+            [payers, tenant_id, from_micros(at)],
+        )
+        row = await cursor.fetchone()
+        if row and row[0] is not None:
+            raise ActRefused(
+                f"usage sent as {tenant_id} at {row[0]:%Y-%m-%d %H:%M:%S}Z is in the ledger already:"
+                " what was booked under a merge is not touched by its end"
+            )
+        await connection.execute(
+            "update ledger.tenants set unmerged_at = %s where tenant_id = %s", [from_micros(at), tenant_id]
+        )
+        detail = {"tenant_id": tenant_id, "from": tenant.merged_into, "at": from_micros(at).isoformat()}
+        await record_act(connection, actor, "tenants.unmerge", detail, reason)
 
 
 async def _tenant(connection: Connection, tenant_id: str) -> Tenant:
@@ -503,6 +569,56 @@ async def allow_tenants(connection: Connection, actor: str, source: str, tenant_
         return cursor.rowcount
 
 
+async def disallow_tenants(
+    connection: Connection, actor: str, source: str, tenant_ids: Collection[str], reason: str | None = None
+) -> int:
+    """Take tenants from those that a source may speak for and return for how many it did; what it has said stays."""
+    async with change(connection, "parties"):
+        found = await find_source(connection, source)
+        if found.speaks_for_all:
+            raise ActRefused(f"source {source} speaks for all tenants: end it, and add one that speaks for some")
+        if not set(found.tenant_ids) - set(tenant_ids):
+            raise ActRefused(f"source {source} would speak for nobody: end it instead")
+        cursor = await connection.execute(
+            "delete from ledger.source_tenants where source = %s and tenant_id = any(%s)", [source, list(tenant_ids)]
+        )
+        detail = {"source": source, "tenants": sorted(tenant_ids)}
+        await record_act(connection, actor, "sources.disallow", detail, reason)
+        return cursor.rowcount
+
+
+async def rank_source(connection: Connection, actor: str, source: str, rank: int, reason: str | None = None) -> int:
+    """Change the rank of a source and return the old one.
+
+    Each statement keeps the rank that its source had when it came: what is decided stays, whatever the new rank, and only
+    what the source says from now on counts with it.
+    """
+    async with change(connection, "parties"):
+        found = await find_source(connection, source)
+        await connection.execute("update ledger.sources set rank = %s where source = %s", [rank, source])
+        detail = {"source": source, "rank": rank, "rank_before": found.rank}
+        await record_act(connection, actor, "sources.rank", detail, reason)
+        return found.rank
+
+
+async def resume_source(connection: Connection, actor: str, source: str, reason: str | None = None) -> None:
+    """Let a source that has ended speak again; what it sent meanwhile is among the dead letters."""
+    async with change(connection, "parties"):
+        found = await find_source(connection, source)
+        if found.ended_at is None:
+            raise ActRefused(f"source {source} has not ended")
+        await connection.execute("update ledger.sources set ended_at = null where source = %s", [source])
+        await record_act(connection, actor, "sources.resume", {"source": source}, reason)
+
+
+async def find_source(connection: Connection, source: str) -> SourceRecord:
+    """Return a source, also one that has ended."""
+    for found in await list_sources(connection, with_ended=True):
+        if found.source == source:
+            return found
+    raise Unknown("source", source)
+
+
 async def end_source(connection: Connection, actor: str, source: str, reason: str | None = None) -> None:
     """End a source: what it sends from now on is a dead letter."""
     async with change(connection, "parties"):
@@ -587,6 +703,14 @@ async def list_provider_accounts(connection: Connection) -> list[AccountRecord]:
         return await cursor.fetchall()
 
 
+async def find_provider_account(connection: Connection, provider_account: str) -> AccountRecord:
+    """Return a provider account."""
+    for found in await list_provider_accounts(connection):
+        if found.provider_account == provider_account:
+            return found
+    raise Unknown("provider account", provider_account)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
     """A model that we know, with its other exact names."""
@@ -652,6 +776,31 @@ async def _model_names(connection: Connection, provider: str) -> dict[str, str]:
         {"provider": provider},
     )
     return dict(await cursor.fetchall())
+
+
+async def drop_alias(connection: Connection, actor: str, provider: str, alias: str, reason: str | None = None) -> str:
+    """Take an exact alias from a model and return whose it was: reports under it are unpriced from now on.
+
+    What is in the ledger keeps its model and its price, which `prices reprice` would take back.
+    """
+    async with change(connection, "parties"):
+        cursor = await connection.execute(
+            "delete from ledger.model_aliases where provider = %s and alias = %s returning model", [provider, alias]
+        )
+        row = await cursor.fetchone()
+        if row is None:
+            raise Unknown(f"alias of {provider}", alias)
+        detail = {"provider": provider, "model": row[0], "alias": alias}
+        await record_act(connection, actor, "models.drop", detail, reason)
+        return str(row[0])
+
+
+async def find_model(connection: Connection, provider: str, model: str) -> ModelRecord:
+    """Return a model, by its canonical id."""
+    for found in await list_models(connection, provider):
+        if found.model == model:
+            return found
+    raise Unknown(f"model of {provider}", model)
 
 
 async def list_models(connection: Connection, provider: str | None = None) -> list[ModelRecord]:

@@ -56,7 +56,7 @@ grant insert, update on ledger.versions, ledger.entities, ledger.tenants, ledger
 revoke insert, update on ledger.feeds, ledger.subjects, ledger.reader_tenants from tallystick_operator;
 grant update (starts_here, next_position, epoch) on ledger.feeds to tallystick_operator;
 grant insert on ledger.subjects, ledger.reader_tenants to tallystick_operator;
-grant delete on ledger.source_tenants, ledger.reader_tenants, ledger.model_name_rules to tallystick_operator;
+grant delete on ledger.source_tenants, ledger.reader_tenants, ledger.model_name_rules, ledger.model_aliases to tallystick_operator;
 grant insert on ledger.model_name_rules, ledger.cards, ledger.exchange_rates, ledger.acts, ledger.rate_sets, ledger.rates
     to tallystick_operator;
 -- Who asked, and for what, stays as it was written; only the answer is added.

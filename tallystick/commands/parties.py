@@ -1,6 +1,8 @@
 """Commands about who takes part: tenants, entities, sources, provider accounts and models."""
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -18,6 +20,7 @@ from tallystick.commands.common import (
     month,
     now,
     plain,
+    print_json,
     print_table,
     say,
     settings,
@@ -25,6 +28,13 @@ from tallystick.commands.common import (
     show_one,
     with_connection,
 )
+
+if TYPE_CHECKING:
+    from ledger.acts import ActRecord
+    from ledger.database import Connection
+    from ledger.registry import SourceRecord
+
+_TENANTS_SHOWN_MAX: Final = 2
 
 tenants = group("Tenants: who pays.")
 entities = group("Entities: who issues invoices.")
@@ -91,35 +101,66 @@ def list_tenants(format: FormatOption = Format.table) -> None:
     from ledger import registry
 
     found = with_connection(lambda connection: registry.list_tenants(connection, now=now()))
+    # What fits beside each other; `show` has the rest, and times with their hours.
     columns = {
         "tenant": lambda each: each.tenant_id,
-        "name": None,
         "status": None,
         "entity": lambda each: each.entity_id,
         "zone": lambda each: each.time_zone,
         "currency": lambda each: each.charge_currency,
-        "starts at": None,
-        "ends at": None,
-        "merged into": None,
+        "since": lambda each: _day(each.starts_at),
+        "until": lambda each: _day(each.ends_at),
+        "merged into": lambda each: None if each.unmerged_at else each.merged_into,
     }
     show(found, format, columns, empty="no tenants")
 
 
+def _day(at: datetime | None) -> str | None:
+    return None if at is None else f"{at.astimezone(UTC):%Y-%m-%d}"
+
+
+def _show_history(history: "Sequence[ActRecord]") -> None:
+    """Print what was done to a party, by whom and why."""
+    if not history:
+        return
+    say("")
+    print_table(
+        ["at", "who", "act", "with", "why"],
+        [
+            [cell(each.at), cell(each.actor), each.act.partition(".")[2], cell(each.detail), cell(each.reason)]
+            for each in history
+        ],
+    )
+
+
+def _show_with_history(
+    read: "Callable[[Connection], Awaitable[tuple[Any, Sequence[ActRecord]]]]", format: Format
+) -> None:
+    """Show a party and its history."""
+    found, history = with_connection(read)
+    if format is Format.json:
+        print_json({**plain(found), "history": plain(history)})
+        return
+    show_one(found, format)
+    _show_history(history)
+
+
 @tenants.command("show")
 def show_tenant(tenant: TenantArgument, format: FormatOption = Format.table) -> None:
-    """Show a tenant as of now, and all its versions."""
+    """Show a tenant as of now, all its versions, and who changed it and why."""
     from ledger import registry
-    from ledger.database import Connection
+    from ledger.acts import acts_about
 
     async def read(
-        connection: Connection,
-    ) -> tuple[registry.TenantRecord, list[registry.TenantVersionRecord]]:
+        connection: "Connection",
+    ) -> "tuple[registry.TenantRecord, list[registry.TenantVersionRecord], Sequence[ActRecord]]":
         found = await registry.find_tenant(connection, tenant, now=now())
-        return found, await registry.tenant_versions(connection, tenant)
+        versions = await registry.tenant_versions(connection, tenant)
+        return found, versions, await acts_about(connection, "tenants", tenant)
 
-    found, versions = with_connection(read)
+    found, versions, history = with_connection(read)
     if format is Format.json:
-        show_one(found, format, {"versions": plain(versions)})
+        show_one(found, format, {"versions": plain(versions), "history": plain(history)})
         return
     show_one(found, format)
     say("")
@@ -128,6 +169,7 @@ def show_tenant(tenant: TenantArgument, format: FormatOption = Format.table) -> 
         [field.replace("_", " ") for field in fields],
         [[cell(getattr(version, field)) for field in fields] for version in versions],
     )
+    _show_history(history)
 
 
 @tenants.command("change")
@@ -196,9 +238,8 @@ def leave_tenant(
 ) -> None:
     """Let a tenant leave; late usage of its is still taken."""
     from ledger import registry
-    from ledger.database import Connection
 
-    async def leave(connection: Connection) -> None:
+    async def leave(connection: "Connection") -> None:
         zone = (await registry.find_tenant(connection, tenant, now=now())).time_zone
         leaves_at = None if at is None else instant(at, zone)
         await registry.leave_tenant(connection, acting(actor), tenant, now=now(), at=leaves_at, reason=reason)
@@ -219,15 +260,35 @@ def merge_tenants(
 ) -> None:
     """Let usage sent as one tenant belong to another from an instant on; the past stays."""
     from ledger import registry
-    from ledger.database import Connection
 
-    async def merge(connection: Connection) -> None:
+    async def merge(connection: "Connection") -> None:
         zone = (await registry.find_tenant(connection, tenant, now=now())).time_zone
         merged_at = now() if at is None else instant(at, zone)
         await registry.merge_tenants(connection, acting(actor), tenant, into, at=merged_at, reason=reason)
 
     with_connection(merge)
     say(f"usage sent as {tenant} belongs to {into}")
+
+
+@tenants.command("unmerge")
+def unmerge_tenant(
+    tenant: TenantArgument,
+    reason: NeededReason,
+    at: Annotated[
+        str | None, typer.Option("--at", help="From when: a date in its zone or an RFC 3339 time; left out, now.")
+    ] = None,
+    actor: ActorOption = None,
+) -> None:
+    """Let usage sent as a merged tenant be its own again from an instant on; what was booked stays."""
+    from ledger import registry
+
+    async def unmerge(connection: "Connection") -> None:
+        zone = (await registry.find_tenant(connection, tenant, now=now())).time_zone
+        unmerged_at = now() if at is None else instant(at, zone)
+        await registry.unmerge_tenant(connection, acting(actor), tenant, at=unmerged_at, reason=reason)
+
+    with_connection(unmerge)
+    say(f"usage sent as {tenant} is its own again")
 
 
 # --- Entities ---------------------------------------------------------------------------------------------------------
@@ -253,6 +314,33 @@ def list_entities(format: FormatOption = Format.table) -> None:
 
     found = with_connection(registry.list_entities)
     show(found, format, {"entity": lambda each: each.entity_id, "name": None, "created at": None}, empty="no entities")
+
+
+@entities.command("show")
+def show_entity(entity: Annotated[str, typer.Argument(metavar="ENTITY")], format: FormatOption = Format.table) -> None:
+    """Show an entity, and who changed it and why."""
+    from ledger import registry
+    from ledger.acts import acts_about
+
+    async def read(connection: "Connection") -> "tuple[registry.EntityRecord, Sequence[ActRecord]]":
+        found = await registry.find_entity(connection, entity)
+        return found, await acts_about(connection, "entities", entity)
+
+    _show_with_history(read, format)
+
+
+@entities.command("rename")
+def rename_entity(
+    entity: Annotated[str, typer.Argument(metavar="ENTITY")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As it stands on invoices from now on.")],
+    reason: ReasonOption = None,
+    actor: ActorOption = None,
+) -> None:
+    """Change the name that an entity's invoices have from now on."""
+    from ledger import registry
+
+    with_connection(lambda connection: registry.rename_entity(connection, acting(actor), entity, name, reason))
+    say(f"entity {entity} is named {name}")
 
 
 # --- Sources ----------------------------------------------------------------------------------------------------------
@@ -314,10 +402,75 @@ def list_sources(
         "source": None,
         "kind": None,
         "rank": None,
-        "speaks for": lambda each: "every tenant" if each.speaks_for_all else each.tenant_ids,
+        "speaks for": _speaks_for,
         "ended at": None,
     }
     show(found, format, columns, empty="no sources")
+
+
+def _speaks_for(source: "SourceRecord") -> str:
+    """Return for whom, in the width of a column: `show` has all of them."""
+    if source.speaks_for_all:
+        return "every tenant"
+    names = cell(list(source.tenant_ids[:_TENANTS_SHOWN_MAX]))
+    more = len(source.tenant_ids) - _TENANTS_SHOWN_MAX
+    return f"{names} and {more} more" if more > 0 else names
+
+
+@sources.command("show")
+def show_source(source: Annotated[str, typer.Argument(metavar="SOURCE")], format: FormatOption = Format.table) -> None:
+    """Show a source, for whom it speaks, and who changed it and why."""
+    from ledger import registry
+    from ledger.acts import acts_about
+
+    async def read(connection: "Connection") -> "tuple[registry.SourceRecord, Sequence[ActRecord]]":
+        found = await registry.find_source(connection, source)
+        return found, await acts_about(connection, "sources", source)
+
+    _show_with_history(read, format)
+
+
+@sources.command("rank")
+def rank_source(
+    source: Annotated[str, typer.Argument(metavar="SOURCE")],
+    rank: Annotated[int, typer.Argument(metavar="RANK", help="Of two reports of a request the higher rank counts.")],
+    reason: NeededReason,
+    actor: ActorOption = None,
+) -> None:
+    """Change a source's rank for what it says from now on; what is decided stays."""
+    from ledger import registry
+
+    before = with_connection(
+        lambda connection: registry.rank_source(connection, acting(actor), source, rank, reason=reason)
+    )
+    say(f"source {source}: rank {before} -> {rank}")
+
+
+@sources.command("disallow")
+def disallow_tenants(
+    source: Annotated[str, typer.Argument(metavar="SOURCE")],
+    tenant: Annotated[list[str], typer.Argument(metavar="TENANT...", help="Whom it may not speak for any more.")],
+    reason: NeededReason,
+    actor: ActorOption = None,
+) -> None:
+    """Let a source no longer speak for tenants; what it has said stays."""
+    from ledger import registry
+
+    count = with_connection(
+        lambda connection: registry.disallow_tenants(connection, acting(actor), source, tenant, reason=reason)
+    )
+    say(f"source {source} speaks for {count} less")
+
+
+@sources.command("resume")
+def resume_source(
+    source: Annotated[str, typer.Argument(metavar="SOURCE")], reason: NeededReason, actor: ActorOption = None
+) -> None:
+    """Let a source that has ended speak again."""
+    from ledger import registry
+
+    with_connection(lambda connection: registry.resume_source(connection, acting(actor), source, reason))
+    say(f"source {source} speaks again")
 
 
 @sources.command("end")
@@ -369,6 +522,21 @@ def list_accounts(format: FormatOption = Format.table) -> None:
     show(found, format, columns, empty="no accounts")
 
 
+@accounts.command("show")
+def show_account(
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT")], format: FormatOption = Format.table
+) -> None:
+    """Show a provider account, and who added it."""
+    from ledger import registry
+    from ledger.acts import acts_about
+
+    async def read(connection: "Connection") -> "tuple[registry.AccountRecord, Sequence[ActRecord]]":
+        found = await registry.find_provider_account(connection, account)
+        return found, await acts_about(connection, "accounts", account)
+
+    _show_with_history(read, format)
+
+
 @models.command("add")
 def add_model(
     provider: Annotated[str, typer.Argument(metavar="PROVIDER")],
@@ -418,3 +586,34 @@ def list_models(
         "aliases": None,
     }
     show(found, format, columns, empty="no models")
+
+
+@models.command("show")
+def show_model(
+    provider: Annotated[str, typer.Argument(metavar="PROVIDER")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The canonical id.")],
+    format: FormatOption = Format.table,
+) -> None:
+    """Show a model with its names and limits, and who changed it and why."""
+    from ledger import registry
+    from ledger.acts import acts_about
+
+    async def read(connection: "Connection") -> "tuple[registry.ModelRecord, Sequence[ActRecord]]":
+        found = await registry.find_model(connection, provider, model)
+        return found, await acts_about(connection, "models", model, {"provider": provider})
+
+    _show_with_history(read, format)
+
+
+@models.command("drop-alias")
+def drop_alias(
+    provider: Annotated[str, typer.Argument(metavar="PROVIDER")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS")],
+    reason: NeededReason,
+    actor: ActorOption = None,
+) -> None:
+    """Take an exact alias from its model: reports under it are unpriced from now on."""
+    from ledger import registry
+
+    model = with_connection(lambda connection: registry.drop_alias(connection, acting(actor), provider, alias, reason))
+    say(f"{alias} is no name of model {model} of {provider} any more")

@@ -88,6 +88,76 @@ def test_sources_speak_for_whom_they_may(with_tenant: Commands) -> None:
     assert "there is no source 'node://a'" in with_tenant("sources", "allow", "node://a", "acme").line
 
 
+def test_a_merge_is_ended(with_tenant: Commands) -> None:
+    with_tenant.ok(
+        "tenants", "add", "b", "--entity", "entity-1", "--zone", "UTC", "--currency", "EUR", "--since", "2026-10-01"
+    )
+    with_tenant.ok("tenants", "merge", "b", "acme", "--at", "2026-11-15", "--reason", "bought")
+    said = with_tenant.ok("tenants", "unmerge", "b", "--at", "2026-11-20", "--reason", "not bought").out
+    assert said == "usage sent as b is its own again\n"
+    shown = with_tenant.json("tenants", "show", "b")
+    assert (shown["merged_into"], shown["unmerged_at"]) == ("acme", "2026-11-20T00:00:00Z")
+    assert [each["act"] for each in shown["history"]] == ["tenants.add", "tenants.merge", "tenants.unmerge"]
+    assert "not bought" in with_tenant.ok("tenants", "show", "b").out
+
+
+def test_lists_fit_into_120_columns(with_tenant: Commands) -> None:
+    for number in range(4):
+        with_tenant.ok(
+            "tenants", "add", f"customer-{number}", "--entity", "entity-1", "--zone", "America/Argentina/Buenos_Aires",
+            "--currency", "EUR", "--since", "2026-10-01", "--name", "A name of some length, as customers have them",
+        )  # fmt: skip
+    with_tenant.ok("tenants", "leave", "customer-2", "--at", "2026-11-20", "--reason", "over")
+    with_tenant.ok("tenants", "merge", "customer-3", "acme", "--at", "2026-11-20", "--reason", "bought")
+    words = ["--tenant", "acme", *(word for n in range(4) for word in ("--tenant", f"customer-{n}"))]
+    with_tenant.ok("sources", "add", "gateway://eu-central-1/blue", "--kind", "gateway", "--rank", "20", *words)
+    tenants = with_tenant.ok("tenants", "list").out
+    assert "customer-3" in tenants
+    assert "2026-11-20" in tenants
+    sources = with_tenant.ok("sources", "list").out
+    assert "acme, customer-0 and 3 more" in sources
+    for table in (tenants, sources):
+        assert "--- 1 ---" not in table, "a table, not a list of rows"
+        assert max(len(line) for line in table.splitlines()) <= 120
+
+
+def test_parties_show_their_history(with_tenant: Commands) -> None:
+    with_tenant.ok("sources", "add", "node://a", "--kind", "node", "--rank", "10", "--tenant", "acme")
+    assert (
+        with_tenant.ok("sources", "rank", "node://a", "30", "--reason", "exact").out
+        == "source node://a: rank 10 -> 30\n"
+    )
+    with_tenant.ok("tenants", "add", "b", "--entity", "entity-1", "--zone", "UTC", "--currency", "EUR")
+    with_tenant.ok("sources", "allow", "node://a", "b")
+    said = with_tenant.ok("sources", "disallow", "node://a", "b", "--reason", "moved").out
+    assert said == "source node://a speaks for 1 less\n"
+    with_tenant.ok("sources", "end", "node://a", "--reason", "gone")
+    with_tenant.ok("sources", "resume", "node://a", "--reason", "back", "--actor", "jane")
+    shown = with_tenant.json("sources", "show", "node://a")
+    assert (shown["rank"], shown["tenant_ids"], shown["ended_at"]) == (30, ["acme"], None)
+    assert [each["act"].partition(".")[2] for each in shown["history"]] == [
+        "add", "rank", "allow", "disallow", "end", "resume",
+    ]  # fmt: skip
+    assert shown["history"][-1]["actor"] == "jane"
+    with_tenant.ok("entities", "rename", "entity-1", "Entity One Ltd", "--reason", "new form")
+    entity = with_tenant.json("entities", "show", "entity-1")
+    assert (entity["name"], len(entity["history"])) == ("Entity One Ltd", 2)
+    with_tenant.ok("accounts", "add", "acc-1", "--provider", "openai", "--currency", "USD", "--tenant", "acme")
+    assert with_tenant.json("accounts", "show", "acc-1")["tenant_id"] == "acme"
+    with_tenant.ok("models", "add", "openai", "m-1", "--alias", "m-one")
+    said = with_tenant.ok("models", "drop-alias", "openai", "m-one", "--reason", "another model").out
+    assert said == "m-one is no name of model m-1 of openai any more\n"
+    model = with_tenant.json("models", "show", "openai", "m-1")
+    assert (model["aliases"], len(model["history"])) == ([], 2)
+    for words in (
+        ("entities", "show", "x"),
+        ("sources", "show", "x"),
+        ("accounts", "show", "x"),
+        ("models", "show", "p", "x"),
+    ):
+        assert "there is no " in with_tenant(*words).line
+
+
 def test_models_have_exact_names(commands: Commands) -> None:
     commands.ok("models", "add", "openai", "m-1", "--alias", "m-1-2026", "--input-max", "1000")
     commands.ok("models", "add", "openai", "m-1", "--alias", "m-one", "--output-max", "50")
