@@ -694,6 +694,11 @@ requests = sa.Table(
         "occurred_at", Instant, nullable=False, comment="Of the first entry: it dates the price and the windows."
     ),
     sa.Column("best_event_key", Id, nullable=False, comment="The statement that counts."),
+    sa.Column(
+        "counted",
+        sa.BigInteger,
+        comment="Fingerprint of the counts and prices of the statement that counts: a report with the same says the same.",
+    ),
     comment="A projection that the writer updates and `tallystick verify` rebuilds.",
     postgresql_with={"fillfactor": "85"},
 )
@@ -845,6 +850,12 @@ entries = sa.Table(
     ),
     # Serves "who spent what, since when" and the API's usage by tenant.
     sa.Index("ix_entries_tenant_id_occurred_at", "tenant_id", "occurred_at"),
+    # Serves the list of proposals that wait for a person.
+    sa.Index(
+        "ix_entries_proposed",
+        "recorded_at",
+        postgresql_where=sa.text("kind = 'evidence' and usage_flags @> '{proposed}'"),
+    ),
     # Serves the fold of what stands for a request.
     sa.Index(
         "ix_entries_corrects_entry_id", "corrects_entry_id", postgresql_where=sa.text("corrects_entry_id is not null")
@@ -1030,6 +1041,83 @@ approvals = sa.Table(
         postgresql_where=sa.text("state in ('requested', 'approved')"),
     ),
     comment="Acts that need a second person: who asked, who answered, and whether it was done.",
+)
+
+corrections = sa.Table(
+    "corrections",
+    metadata,
+    sa.Column("correction_no", sa.BigInteger, sa.Identity(), primary_key=True, comment="What people name it by."),
+    sa.Column("correction_id", sa.Text, nullable=False, comment="The caller's own, or made of what was asked for."),
+    sa.Column(
+        "event_key", Id, nullable=False, unique=True, comment="Over sent_tenant_id and correction_id; its rows hold it."
+    ),
+    sa.Column(
+        "kind",
+        sa.Text,
+        nullable=False,
+        comment="reverse: negates all that stood; adjust: other counts, or a difference in money; accept: a report that was kept, or the second content of a conflict, counts; refuse: a proposal does not.",
+    ),
+    sa.Column("tenant_id", sa.Text, nullable=False, comment="Who pays."),
+    sa.Column("sent_tenant_id", sa.Text, nullable=False, comment="The tenant as sent."),
+    sa.Column("request_id", sa.Text, comment="The request; null for a fee."),
+    sa.Column("request_key", Id, comment="Of the request or fee; null where a report claims none."),
+    sa.Column("detail", JSONB, nullable=False, comment="What was asked for, with its values."),
+    sa.Column(
+        "effects", JSONB, nullable=False, comment="What it moved: [{what, currency, before, after}], decimal text."
+    ),
+    sa.Column("entry_count", sa.Integer, nullable=False, comment="Rows that it wrote to ledger.entries."),
+    sa.Column("batch_id", sa.BigInteger, comment="The batch that posted it; null for a refusal, which posts nothing."),
+    sa.Column("evidence_entry_id", sa.BigInteger, comment="The first row of the report that was decided on."),
+    sa.Column("dead_letter_id", sa.BigInteger, comment="The conflict that was decided on."),
+    sa.Column("at", Instant, nullable=False, server_default=now(), comment="When, by the database's clock."),
+    sa.Column("actor", sa.Text, nullable=False, comment="Who."),
+    sa.Column("reason", sa.Text, nullable=False, comment="Why, in the actor's words."),
+    sa.Column("second_person", sa.Text, comment="Who agreed, where two are needed."),
+    one_of("kind", "reverse", "adjust", "accept", "refuse"),
+    # Serves the list of a tenant.
+    sa.Index("ix_corrections_tenant_id_correction_no", "tenant_id", "correction_no"),
+    # Serves the list of open proposals, and keeps one decision on each.
+    sa.Index(
+        "uq_corrections_evidence_entry_id",
+        "evidence_entry_id",
+        unique=True,
+        postgresql_where=sa.text("evidence_entry_id is not null"),
+    ),
+    sa.Index(
+        "uq_corrections_dead_letter_id",
+        "dead_letter_id",
+        unique=True,
+        postgresql_where=sa.text("dead_letter_id is not null"),
+    ),
+    comment="One row per correction by a person, written in the transaction that posts its entries.",
+)
+
+differences = sa.Table(
+    "differences",
+    metadata,
+    sa.Column("difference_no", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of noting."),
+    sa.Column("tenant_id", sa.Text, nullable=False, comment="Who pays."),
+    sa.Column("request_id", sa.Text, comment="The request that both speak of."),
+    sa.Column("request_key", Id, nullable=False, comment="Its key."),
+    sa.Column("occurred_at", Instant, nullable=False, comment="When the call ended, by the first report."),
+    sa.Column("recorded_at", Instant, nullable=False, comment="When the later report was written."),
+    sa.Column("batch_id", sa.BigInteger, nullable=False, comment="The batch of the later report."),
+    sa.Column("entry_id", sa.BigInteger, nullable=False, comment="First row of the later report."),
+    sa.Column("is_counted", sa.Boolean, nullable=False, comment="Whether the later report counts from then on."),
+    sa.Column("stood_source", sa.Text, nullable=False, comment="Who said what stood before."),
+    sa.Column("said_source", sa.Text, nullable=False, comment="Who said otherwise."),
+    sa.Column("stood_quantities", JSONB, nullable=False, comment="What stood: {meter: count}."),
+    sa.Column("said_quantities", JSONB, nullable=False, comment="What the later report said: {meter: count}."),
+    sa.Column("stood_charge", Amount, comment="Charge that stood; null while unpriced."),
+    sa.Column("said_charge", Amount, comment="Charge by the later report; null while unpriced."),
+    sa.Column("charge_currency", sa.CHAR(3), comment="The tenant's, ISO 4217."),
+    sa.Column("stood_cost", Amount, comment="Cost that stood; null while unpriced."),
+    sa.Column("said_cost", Amount, comment="Cost by the later report; null while unpriced."),
+    sa.Column("cost_currency", sa.CHAR(3), comment="ISO 4217; null while nobody knows it."),
+    # Serve the report: of all tenants, and of one.
+    sa.Index("ix_differences_recorded_at", "recorded_at"),
+    sa.Index("ix_differences_tenant_id_recorded_at", "tenant_id", "recorded_at"),
+    comment="One row per final report of another source that said other counts or amounts of a request than what stood.",
 )
 
 reader_tenants = sa.Table(
