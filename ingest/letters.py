@@ -17,9 +17,9 @@ from ledger import feeds
 from ledger.books import load_books
 from ledger.database import Connection, connect
 from ledger.dead_letters import DeadLetterRecord, Readable, Release, find_dead_letters, readable
-from ledger.errors import ActRefused, Fenced
-from ledger.statements import DIMENSIONS, Statement
-from ledger.times import from_micros
+from ledger.errors import ActRefused, Fenced, Unknown
+from ledger.statements import DIMENSIONS, DeadLetter, Statement
+from ledger.times import from_micros, micros
 
 FEED: Final = "commands:dead-letters"
 _LOCK: Final = 7_411_004
@@ -217,6 +217,36 @@ async def said_by(connection: Connection, record: DeadLetterRecord, body: bytes)
         for meter, count in (part.quantities or {}).items():
             said[meter] = said.get(meter, 0) + count
     return {name: value for name, value in said.items() if value is not None}
+
+
+async def content_of(connection: Connection, dead_letter_id: int) -> Statement:
+    """Return what the bytes of a conflict say, for a person who lets them count.
+
+    Errors: `Unknown`; `ActRefused` where the letter is no conflict, is resolved, or has lost its bytes, and where its bytes,
+    read by today's records and parties, say something else than what came into conflict.
+    """
+    found = await find_dead_letters(connection, [dead_letter_id])
+    if dead_letter_id not in found:
+        raise Unknown("dead letter", str(dead_letter_id))
+    record, body = found[dead_letter_id]
+    if record.reason != "conflict":
+        raise ActRefused(
+            f"dead letter {dead_letter_id} is no conflict but {record.reason}: release it with dead-letters replay"
+        )
+    if record.resolved_at is not None and record.resolution != "accepted":
+        raise ActRefused(f"dead letter {dead_letter_id} is resolved already: {record.resolution or 'resolved'}")
+    if body is None:
+        raise ActRefused(f"the bytes of dead letter {dead_letter_id} have expired")
+    books = await load_books(connection)
+    speaker = (await _speakers(connection, [record.origin])).get(record.origin)
+    items = read_events(body, books.parties, micros(record.first_at), speaker)
+    said = items[0] if len(items) == 1 else None
+    if not isinstance(said, Statement):
+        why = said.refused.detail if isinstance(said, DeadLetter) else "it is no report of a request"
+        raise ActRefused(f"dead letter {dead_letter_id}: {why}")
+    if (said.event_key, said.content_hash) != (record.event_key, record.second_hash):
+        raise ActRefused(f"dead letter {dead_letter_id}: read today, its bytes say something else than when they came")
+    return said
 
 
 # --- Releasing --------------------------------------------------------------------------------------------------------

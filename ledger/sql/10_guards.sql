@@ -23,6 +23,7 @@ begin
         'batch_digests',
         'batches',
         'cards',
+        'corrections',
         'entries',
         'event_keys',
         'exchange_rates',

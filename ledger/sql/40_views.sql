@@ -57,7 +57,29 @@ from meters as m
 -- A rate set is of one book, so each meter meets at most one rate of each. As a lateral list of the two sets, each entry
 -- read all rates there are once the planner had statistics.
 join ledger.rates as r on r.rate_set_id in (m.cost_rate_set_id, m.charge_rate_set_id) and r.meter = m.meter
-join ledger.rate_sets as s on s.rate_set_id = r.rate_set_id;
+join ledger.rate_sets as s on s.rate_set_id = r.rate_set_id
+
+union all
+
+-- What a person stated in money has no meter: one line, so that lines sum to what is owed.
+select
+    e.posting_period,
+    e.entry_id,
+    e.tenant_id,
+    e.occurred_at,
+    b.book,
+    'amount_stated',
+    sign(b.amount)::bigint,
+    abs(b.amount),
+    1,
+    null,
+    b.currency,
+    b.amount
+from ledger.entries as e
+cross join lateral (
+    values ('cost', e.cost_amount, e.cost_currency), ('charge', e.charge_amount, e.charge_currency)
+) as b (book, amount, currency)
+where e.usage_flags @> '{amount_stated}' and b.amount <> 0;
 
 comment on view ledger.entry_lines is 'One row per entry, book and meter; amounts of a priced entry sum to it exactly. Fees, corrections and converted prices have lines like any other; what a billing rule frees has lines of zero.';
 comment on column ledger.entry_lines.posting_period is 'The month that the entry is billed in: name it, and one partition is read.';
@@ -65,7 +87,7 @@ comment on column ledger.entry_lines.entry_id is 'The entry that the line belong
 comment on column ledger.entry_lines.tenant_id is 'Who pays.';
 comment on column ledger.entry_lines.occurred_at is 'When the call ended.';
 comment on column ledger.entry_lines.book is 'cost: what we owe the provider; charge: what the tenant owes us.';
-comment on column ledger.entry_lines.meter is 'What is counted; `operations` is the unit of a fee.';
+comment on column ledger.entry_lines.meter is 'What is counted; `operations` is the unit of a fee, `amount_stated` a difference in money that a person stated.';
 comment on column ledger.entry_lines.quantity is 'How much of it, in the meter''s unit; negative where a correction takes back.';
 comment on column ledger.entry_lines.price is 'For `per` units, in `currency`, unrounded: as the rate set of the entry says.';
 comment on column ledger.entry_lines.per is 'Units that the price is for, a power of ten.';

@@ -10,7 +10,11 @@ revoke execute on all functions in schema ledger from public;
 grant select, insert on ledger.entries, ledger.event_keys, ledger.batches, ledger.batch_digests, ledger.raw_usage,
     ledger.requests, ledger.dead_letters, ledger.node_windows, ledger.feeds, ledger.rate_sets, ledger.rates, ledger.subjects
     to tallystick_writer;
-grant update (rank, best_event_key) on ledger.requests to tallystick_writer;
+grant update (rank, best_event_key, counted) on ledger.requests to tallystick_writer;
+-- A correction, who made it and who agreed are written with its rows.
+grant select, insert on ledger.corrections, ledger.approvals to tallystick_writer;
+grant update (state, used_at) on ledger.approvals to tallystick_writer;
+grant select, insert on ledger.differences to tallystick_writer;
 grant update (repeats, last_at, bytes, reason, detail, event_key, first_hash, second_hash, resolved_at, resolution,
     resolved_batch_id, resolved_by) on ledger.dead_letters
     to tallystick_writer;
@@ -60,7 +64,7 @@ grant delete on ledger.source_tenants, ledger.reader_tenants, ledger.model_name_
 grant insert on ledger.model_name_rules, ledger.cards, ledger.exchange_rates, ledger.acts, ledger.rate_sets, ledger.rates
     to tallystick_operator;
 -- Who asked, and for what, stays as it was written; only the answer is added.
-grant insert on ledger.approvals to tallystick_operator;
+grant insert on ledger.approvals, ledger.corrections to tallystick_operator;
 grant update (state, decided_by, decided_at, decision_reason, used_at) on ledger.approvals to tallystick_operator;
 grant update (owner, note, resolved_at, resolution, resolved_batch_id, resolved_by) on ledger.dead_letters
     to tallystick_operator;
@@ -91,6 +95,9 @@ grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.
     to tallystick_api;
 -- Is the database as new as the code? Readiness asks.
 grant select on ledger.alembic_version to tallystick_api;
+
+grant select on ledger.corrections, ledger.differences to tallystick_api, tallystick_analyst, tallystick_billing,
+    tallystick_rollup;
 
 -- People and reports.
 grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch_digests, ledger.feeds, ledger.requests,
