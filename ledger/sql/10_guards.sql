@@ -24,6 +24,7 @@ begin
         'batches',
         'cards',
         'corrections',
+        'differences',
         'entries',
         'event_keys',
         'exchange_rates',
