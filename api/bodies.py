@@ -4,7 +4,8 @@ import re
 from typing import Final, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from api.errors import BodyTooLarge, EmptyBody, InvalidRequest, MalformedBody, UnsupportedMediaType
 
@@ -14,21 +15,32 @@ _PLACE: Final = re.compile(r"^(?P<rule>.*?)(?: - at `\$\.?(?P<name>[^`]*)`)?$", 
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """Return the body.
+    """Return the body of a request.
 
     Errors: `BodyTooLarge` as soon as it is known to be, `EmptyBody`.
     """
-    stated = request.headers.get("content-length", "")
+    return await read_stream(request.receive, request.headers.get("content-length", ""), bytes_max)
+
+
+async def read_stream(receive: Receive, stated: str, bytes_max: int) -> bytes:
+    """Return a body as it comes, of which the header states a length or nothing. Errors: as above."""
     if stated.isdecimal() and int(stated) > bytes_max:
         raise BodyTooLarge(f"{stated} bytes; at most {bytes_max} are read")
-    chunks = []
+    body = b""
+    chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > bytes_max:
             raise BodyTooLarge(f"more than {bytes_max} bytes")
+        if not message.get("more_body", False):
+            body = chunk if not chunks else b"".join((*chunks, chunk))
+            break
         chunks.append(chunk)
-    body = b"".join(chunks)
     if not body or body.isspace():
         raise EmptyBody("the body is empty")
     return body

@@ -1,24 +1,32 @@
-"""The way of the one request that comes before every model call: past the framework's routing, to the same function."""
+"""The way of the few requests that stand around every model call: past the framework's routing, to the same functions."""
 
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.budgets import PATH, tenant_budgets
+from api.bodies import check_json, read_stream
+from api.budgets import PATH as BUDGETS_PATH
+from api.budgets import tenant_budgets
+from api.reservations import BATCH_PATH, PATH, create, create_many
 from api.services import Services
 
-_BEFORE, _AFTER = PATH.split("{tenant_id}")
+_BEFORE, _AFTER = BUDGETS_PATH.split("{tenant_id}")
 
 
 class _Route:
-    path: Final = PATH
+    """What the frame counts the request under."""
+
+    def __init__(self, path: str) -> None:
+        self.path: Final = path
 
 
-_ROUTE: Final = _Route()
+_BUDGETS: Final = _Route(BUDGETS_PATH)
+_ASKS: Final = {PATH: (_Route(PATH), create), BATCH_PATH: (_Route(BATCH_PATH), create_many)}
 
 
 class ShortCut:
-    """ASGI middleware: answers `GET /v1/tenants/{id}/budgets` without a query itself, and hands on all others.
+    """ASGI middleware: answers `GET /v1/tenants/{id}/budgets` without a query, `POST /v1/reservations` and its batch itself, and
+    hands on all others.
 
     Finding the route, making a request of it and headers of a response costs as much as the answer.
     """
@@ -28,15 +36,21 @@ class ShortCut:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "GET" or scope["query_string"]:
-            await self._app(scope, receive, send)
-            return
-        path: str = scope["path"]
-        tenant_id = path[len(_BEFORE) : -len(_AFTER)]
-        if not tenant_id or "/" in tenant_id or not (path.startswith(_BEFORE) and path.endswith(_AFTER)):
-            await self._app(scope, receive, send)
-            return
-        scope["route"] = _ROUTE
+        if scope["type"] == "http" and not scope["query_string"]:
+            path: str = scope["path"]
+            if scope["method"] == "POST":
+                if path in _ASKS:
+                    await self._ask(path, scope, receive, send)
+                    return
+            elif scope["method"] == "GET":
+                tenant_id = path[len(_BEFORE) : -len(_AFTER)]
+                if tenant_id and "/" not in tenant_id and path.startswith(_BEFORE) and path.endswith(_AFTER):
+                    await self._read(tenant_id, scope, send)
+                    return
+        await self._app(scope, receive, send)
+
+    async def _read(self, tenant_id: str, scope: Scope, send: Send) -> None:
+        scope["route"] = _BUDGETS
         authorization = held_tag = None
         for name, value in scope["headers"]:
             if name == b"authorization":
@@ -46,3 +60,28 @@ class ShortCut:
         reply = await tenant_budgets(self._services, tenant_id, None, authorization, held_tag)
         await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
         await send({"type": "http.response.body", "body": reply.body})
+
+    async def _ask(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        route, decide = _ASKS[path]
+        scope["route"] = route
+        authorization = encoding = None
+        content_type = length = ""
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                authorization = value.decode("latin-1")
+            elif name == b"content-type":
+                content_type = value.decode("latin-1")
+            elif name == b"content-encoding":
+                encoding = value.decode("latin-1")
+            elif name == b"content-length":
+                length = value.decode("latin-1")
+        check_json(content_type, encoding)
+        body = await read_stream(receive, length, self._services.config.reservation_bytes_max)
+        status, told, answer = await decide(self._services, authorization, body)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(answer)),
+            *((name.encode("latin-1"), value.encode("latin-1")) for name, value in told.items()),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
