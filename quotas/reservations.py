@@ -248,18 +248,19 @@ select * from quotas.reserve(
     %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::uuid[], %s::jsonb[], %s::text[],
     %s::text[],
     %s::integer[], %s::text[], %s::text[], %s::uuid[], %s::text[], %s::text[], %s::boolean[], %s::numeric[], %s::numeric[],
-    %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[]
+    %s::bigint[], %s::bigint[], %s::bigint[], %s::integer[], %s::boolean
 )
 """
 
 
 async def reserve(
-    connection: Connection, asks: Sequence[Ask], books: Books, *, at: int | None = None
+    connection: Connection, asks: Sequence[Ask], books: Books, *, at: int | None = None, is_booking: bool = False
 ) -> list[Decision]:
     """Decide asks in their order, each against all budgets in its scope, and hold what is admitted.
 
     Shape: one decision per ask, in order. An id that was admitted before is answered with where it stands now, or as a
     conflict where the ask is another one; a refusal is kept by nobody and decided anew.
+    With `is_booking` they were admitted at `at`, while nobody could ask: all are held, and what is above a limit is `away`.
     Units: `at` in UTC microseconds stands for the database's clock, for tests and replays.
     Errors: StaleBooks when parties or prices have changed since the books were read: read them and ask again.
     """
@@ -275,14 +276,16 @@ async def reserve(
             (later if key in seen else now).append(index)
             seen.add(key)
         for index, decision in zip(
-            now, await _reserve([asks[index] for index in now], connection, books, at), strict=True
+            now, await _reserve([asks[index] for index in now], connection, books, at, is_booking), strict=True
         ):
             decisions[index] = decision
         waiting = later
     return [decision for decision in decisions if decision is not None]
 
 
-async def _reserve(asks: Sequence[Ask], connection: Connection, books: Books, at: int | None) -> list[Decision]:
+async def _reserve(
+    asks: Sequence[Ask], connection: Connection, books: Books, at: int | None, is_booking: bool
+) -> list[Decision]:
     now = micros(datetime.now(UTC)) if at is None else at
     payers = [books.parties.tenant_at(ask.tenant_id, now) for ask in asks]
     await _know_users(connection, asks, payers, books)
@@ -292,7 +295,7 @@ async def _reserve(asks: Sequence[Ask], connection: Connection, books: Books, at
     ]  # fmt: skip
     if table.is_empty:
         return [Decision(ask.tenant_id, ask.reservation_id, "refused", reason="unknown_tenant") for ask in asks]
-    answer = await _decide(connection, table, at)
+    answer = await _decide(connection, table, at, is_booking)
     known = [
         (ask.tenant_id, ask.reservation_id)
         for ask, place in zip(asks, places, strict=True)
@@ -485,9 +488,9 @@ class _Answer:
         return latest
 
 
-async def _decide(connection: Connection, table: _Table, at: int | None) -> _Answer:
+async def _decide(connection: Connection, table: _Table, at: int | None, is_booking: bool) -> _Answer:
     """Ask the database, again where somebody else was making one of the reservations, or stood in a ring with us."""
-    parameters = table.parameters(at)
+    parameters = [*table.parameters(at), is_booking]
     is_alone = connection.info.transaction_status == TransactionStatus.IDLE
     for attempt in range(1, _ATTEMPTS + 1):
         try:

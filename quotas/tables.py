@@ -38,6 +38,7 @@ EXCESS_CAUSES: Final = (
     "correction",  # an adjustment or a reversal
     "limit",  # a person moved the limit, the hardness or the beginning of the budget
     "release",  # a hold was let go without usage
+    "away",  # a replica admitted calls while this database could not be asked, as the budget lets it
 )
 STATES: Final = (
     "held",  # promised, and may expire

@@ -8,7 +8,7 @@ import pytest
 from ledger import feeds
 from ledger.times import from_micros, parse_rfc3339
 from quotas.errors import AskRefused
-from quotas.reservations import Settlement, expire, extend, look_up, settle, void
+from quotas.reservations import Settlement, expire, extend, look_up, reserve, settle, void
 from quotas.terms import Step
 from tallystick.verify import verify
 from tests.quotas.support import (
@@ -708,3 +708,21 @@ async def test_what_is_over_is_forgotten_in_time(ledger: Ledger) -> None:
         assert desk.window() == ("0", "0.1")
     assert unsound(ledger) == []
     assert differences(ledger) == []
+
+
+async def test_what_was_admitted_while_nobody_could_ask_is_held_whatever_there_is(ledger: Ledger) -> None:
+    """Limit 1.00, held 0.80; booked 0.50: 0.30 above the limit, by an outage. A void gives it back as a release."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="1.00")
+    async with Desk(ledger) as desk:
+        await desk.ask("r1", "0.80")
+        asks = [make_ask("r2", "0.50")]
+        for is_replay in (False, True):
+            (booked,) = await reserve(desk.connection, asks, desk.books, at=desk.at, is_booking=True)
+            assert (booked.outcome, booked.state, booked.is_replay) == ("admitted", "held", is_replay)
+        assert desk.window() == ("0", "1.3")
+        assert ledger.rows("select change, cause from quotas.excess") == [(Decimal("0.30"), "away")]
+        (refused,) = await desk.ask("r3", "0.01")
+        assert refused.reason == "limit"
+        await void(desk.connection, [("t-alpha", "r2")], at=desk.at)
+        assert ledger.value("select sum(change) from quotas.excess") == 0
