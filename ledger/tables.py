@@ -979,6 +979,27 @@ sequence_gaps = sa.Table(
     comment="One row per stretch of numbers that is missing between those that came; late arrivals take it away.",
 )
 
+canary_beats = sa.Table(
+    "canary_beats",
+    metadata,
+    sa.Column("beat_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of beats."),
+    sa.Column("sent_at", Instant, nullable=False, server_default=now(), comment="When the event was made."),
+    sa.Column("road", sa.Text, nullable=False, comment="http or kafka: how it was sent."),
+    sa.Column(
+        "every_seconds", sa.Numeric, nullable=False, comment="The pause between beats that was set: silence is longer."
+    ),
+    sa.Column(
+        "event_id", sa.Text, nullable=False, comment="The id of the event, under the canary's tenant and source."
+    ),
+    sa.Column("entry_seconds", sa.Numeric, comment="From sending to the entry being visible; null where it never was."),
+    sa.Column(
+        "budget_seconds", sa.Numeric, comment="From sending to the budget having moved; null where it never did."
+    ),
+    sa.Column("failure", sa.Text, comment="What went wrong, in one line; null where nothing did."),
+    one_of("road", "http", "kafka"),
+    comment="One row per synthetic event that was sent over the real path, and how long it took; kept for 30 days.",
+)
+
 node_windows = sa.Table(
     "node_windows",
     metadata,
