@@ -20,6 +20,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from tallystick.addresses import libpq_url
+from tallystick.canary import TENANT as CANARY
 
 Severity = Literal["fail", "warn"]
 Row = dict[str, Any]
@@ -84,6 +85,8 @@ class Thresholds:
     """Warn, fail: the oldest open dead letter is older."""
     gap_minutes: int = 15
     """Warn: a number of a sender's counter that has been missing for longer, and of which no dead letter tells."""
+    canary_seconds: int = 10
+    """Warn: the canary's last event took longer. It fails where the last two failed, or none was sent for three pauses."""
     mix_change: Decimal = Decimal("0.25")
     """Warn: a feature, language, lane or model whose share of the requests moved by more, against the four weeks before."""
 
@@ -94,7 +97,7 @@ class Finding:
 
     check: str
     """Stable name: volume, delay, future, feature, language, lane, mix, unpriced, usage_missing, flagged, estimated,
-    dead_letters, conflicts, letters_waiting, gaps, duplicates; or `broken`, where a check itself cannot run."""
+    dead_letters, conflicts, letters_waiting, gaps, canary, duplicates; or `broken`, where a check itself cannot run."""
     severity: Severity
     text: str
 
@@ -179,7 +182,9 @@ class _Scope:
             f"select e.* from ({self.batches}) as b cross join lateral (select p.* from ledger.batch_digests as p"
             " where p.batch_id = b.batch_id offset 0) as d"
             " cross join lateral (select r.* from ledger.entries as r where r.posting_period = d.posting_period"
-            " and r.entry_id >= d.batch_id * 65536 and r.entry_id < (d.batch_id + 1) * 65536 offset 0) as e"
+            " and r.entry_id >= d.batch_id * 65536 and r.entry_id < (d.batch_id + 1) * 65536"
+            # Where nothing but the canary arrives, nothing arrived.
+            f" and r.tenant_id <> '{CANARY}' offset 0) as e"
         )
 
 
@@ -357,7 +362,24 @@ def _waiting(scope: _Scope, limits: Thresholds) -> str:
                 from ledger.missing_sequences
                 where not is_set_aside and accepted_at is null
                     and noted_at < {now} - interval '{limits.gap_minutes} minutes'
-            ) as lost_numbers
+            ) as lost_numbers,
+            (
+                select case
+                    when count(*) = 0 then 0
+                    when count(*) filter (where failure is not null) = 2 then 2
+                    when {now} > max(sent_at) + make_interval(secs => 3 * max(every_seconds)::double precision + 60)
+                        and max(every_seconds) > 0 then 2
+                    when count(*) filter (where age = 1 and (failure is not null or budget_seconds > {limits.canary_seconds}))
+                        > 0 then 1
+                    else 0
+                end
+                from (
+                    select c.*, row_number() over (order by c.beat_id desc) as age
+                    from ledger.canary_beats as c
+                    order by c.beat_id desc
+                    limit 2
+                ) as c
+            ) as canary_trouble
         from ledger.dead_letters
         where resolved_at is null
     """
@@ -480,6 +502,8 @@ def _expectations(of: Any, scope: _Scope, facts: Row, limits: Thresholds) -> dic
         at_most("oldest_letter_hours", limits.letter_open_hours, warn("letters_waiting")),
         at_most("oldest_letter_hours", limits.letter_open_hours_max, fail("letters_waiting")),
         at_most("lost_numbers", 0, warn("gaps")),
+        at_most("canary_trouble", 0, warn("canary")),
+        at_most("canary_trouble", 1, fail("canary")),
     ]
     suites: dict[str, tuple[str, list[Any]]] = {
         "summary": (_summary(scope, limits), summary),
@@ -650,6 +674,14 @@ def _say_gaps(c: _Context) -> list[str]:
     ]
 
 
+def _say_canary(c: _Context) -> list[str]:
+    row = c.rows("select * from ledger.canary_beats order by beat_id desc limit 1")[0]
+    sent = f"the canary of {row['sent_at']:%Y-%m-%d %H:%M:%S %Z} over {row['road']}"
+    if row["failure"] is not None:
+        return [f"{sent} failed: {row['failure']}"]
+    return [f"{sent} took {row['budget_seconds']} s to move its budget, and none was sent since"]
+
+
 def _say_duplicates(c: _Context) -> list[str]:
     return [
         f"{percent(c.facts['duplicate_share'])} of events had been recorded before: is somebody sending again and again?"
@@ -717,6 +749,7 @@ _CHECKS: Final = (
     _Check("conflicts", _say_conflicts),
     _Check("letters_waiting", _say_waiting),
     _Check("gaps", _say_gaps),
+    _Check("canary", _say_canary),
     _Check("duplicates", _say_duplicates),
     _Check("delay", _say_delay),
     _Check("future", _say_future),

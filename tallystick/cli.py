@@ -11,6 +11,7 @@ import typer
 from tallystick.commands import (
     approvals,
     budgets,
+    canary,
     corrections,
     exchange_rates,
     gaps,
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, readers, records, letters, gaps, corrections, approvals, rereading, proofs, sql,
+    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, readers, records, letters, gaps, canary, corrections, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

@@ -77,6 +77,22 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
             taken = await take_sequences(connection)
         return f"{taken.number_count:,} sequences taken" if taken.number_count else None
 
+    async def canary() -> str | None:
+        from tallystick.canary import beat, set_up
+        from tallystick.commands.canary import road_of
+
+        road = road_of(settings)
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            await set_up(
+                connection, "scheduler", now=time.time_ns() // 1000, months_ahead=settings.months_ahead,
+                grace_days=settings.grace_days,
+            )  # fmt: skip
+            done = await beat(connection, road, every_seconds=settings.canary_seconds)
+        if done.failure is not None:
+            log.warning("the canary failed: %s", done.failure)
+            return None
+        return f"an entry after {done.entry_seconds} s, its budget after {done.budget_seconds} s"
+
     return (
         # An hour is soon enough: months are made long before they begin.
         Job("months ahead", 3600.0, months_ahead),
@@ -85,6 +101,7 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         Job("rollup", settings.rollup_seconds, rollup),
         Job("heads", 60.0, heads),
         Job("counters", 60.0, counters),
+        *([Job("canary", settings.canary_seconds, canary)] if settings.canary_seconds else []),
     )
 
 

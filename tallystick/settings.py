@@ -82,6 +82,15 @@ class Settings(BaseSettings):
     heads_file: Path | None = Field(
         default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl."
     )
+    canary_seconds: float = Field(
+        default=0.0, ge=0, description="The scheduler's pause between synthetic events; 0 sends none."
+    )
+    canary_api: str | None = Field(
+        default=None, description="Address of the API that the canary sends to; unset: over Kafka."
+    )
+    canary_key: SecretStr | None = Field(
+        default=None, description="The key that it sends with, of the source canary://tallystick."
+    )
     failpoints: str = Field(default="", description="For crash tests: place=die@n,...")
 
     @property

@@ -77,6 +77,7 @@ grant execute on function ledger.dead_letter_bytes(bigint) to tallystick_letters
 -- A repricing names its act on every row, before the act is written.
 grant usage on sequence ledger.acts_act_id_seq to tallystick_operator;
 -- A projection that the scheduler takes from new batches; nothing else depends on it.
+grant insert, delete on ledger.canary_beats to tallystick_operator;
 grant insert, update, delete on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
 grant execute on function ledger.make_partitions(date) to tallystick_operator;
@@ -106,7 +107,8 @@ grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch
     ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions,
     ledger.seals, ledger.seal_lines
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
-grant select on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps, ledger.missing_sequences
+grant select on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps, ledger.missing_sequences,
+    ledger.canary_beats
     to tallystick_analyst, tallystick_rollup;
 grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, first_hash, second_hash, batch_id, first_at,
     last_at, repeats, owner, note, resolved_at, resolution, resolved_batch_id, resolved_by, position, sent_tenant_id, source,
