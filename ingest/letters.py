@@ -356,7 +356,8 @@ def _message(
             letter,
             "conflict",
             "conflict",
-            "what was accepted under its identity stands: a correction takes the other content over; else resolve it",
+            f"what was accepted under its identity stands: `tallystick corrections accept {letter}` takes the other content"
+            " over; else resolve it",
         )
     changed: tuple[str, ...] = ()
     if fix is not None:
