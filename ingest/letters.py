@@ -356,7 +356,7 @@ def _message(
             letter,
             "conflict",
             "conflict",
-            f"what was accepted under its identity stands: `tallystick corrections accept {letter}` takes the other content"
+            f"what was accepted under its identity stands: `tallystick corrections accept --letter {letter}` takes the other content"
             " over; else resolve it",
         )
     changed: tuple[str, ...] = ()

@@ -119,7 +119,9 @@ async def test_a_conflict_is_no_matter_of_replaying(priced: Ledger) -> None:
     await priced.post(make_event("e", model="m-other"))
     (told,) = await release(priced)
     assert (told.outcome, told.reason) == ("conflict", "conflict")
-    assert f"`tallystick corrections accept {told.dead_letter_id}` takes the other content over" in (told.detail or "")
+    assert f"`tallystick corrections accept --letter {told.dead_letter_id}` takes the other content over" in (
+        told.detail or ""
+    )
     assert priced.value("select count(*) from ledger.batches") == 2, "nothing was posted"
 
 
