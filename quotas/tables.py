@@ -394,3 +394,89 @@ grant_movements = sa.Table(
     sa.Index("ix_grant_movements_grant_id", "grant_id"),
     comment="One row per movement of a grant; never changed.",
 )
+
+webhook_endpoints = sa.Table(
+    "webhook_endpoints",
+    metadata,
+    sa.Column("endpoint_id", sa.Text, primary_key=True, comment="What people name it by."),
+    sa.Column("tenant_id", sa.Text, comment="Hears of this tenant only; null: the operator's, hears of everybody."),
+    sa.Column("url", sa.Text, nullable=False, comment="Where messages are sent."),
+    sa.Column("kinds", ARRAY(sa.Text), nullable=False, server_default="{}", comment="Only these kinds; empty: all."),
+    sa.Column(
+        "created_at", Instant, nullable=False, server_default=now(), comment="It hears of what happens from here on."
+    ),
+    sa.Column("failing_since", Instant, comment="The first failure after the last success; null while it works."),
+    sa.Column("disabled_at", Instant, comment="Nothing is sent from here on; what waits goes on to wait."),
+    sa.Column("disabled_reason", sa.Text, comment="Why, in a few words."),
+    sa.Column("removed_at", Instant, comment="Gone for good; the row stays for what was delivered."),
+    comment="One row per receiver of webhooks.",
+)
+
+webhook_secrets = sa.Table(
+    "webhook_secrets",
+    metadata,
+    sa.Column("secret_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of making."),
+    sa.Column(
+        "endpoint_id",
+        sa.Text,
+        sa.ForeignKey("quotas.webhook_endpoints.endpoint_id"),
+        nullable=False,
+        comment="Whose messages it signs.",
+    ),
+    sa.Column(
+        "secret", sa.Text, nullable=False, comment="As the receiver has it; only tallystick_operator may read it."
+    ),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was made."),
+    sa.Column("expires_at", Instant, comment="Signs no more from here on; null: it is the newest."),
+    # Serves the signing of a message.
+    sa.Index("ix_webhook_secrets_endpoint_id", "endpoint_id"),
+    comment="What messages are signed with: two for an endpoint while it changes from one to the next.",
+)
+
+outbox = sa.Table(
+    "outbox",
+    metadata,
+    sa.Column("message_id", Id, primary_key=True, comment="The receiver's webhook-id, the same each time it is sent."),
+    sa.Column("fact", sa.Text, nullable=False, comment="What it is about: one message for each fact."),
+    sa.Column("kind", sa.Text, nullable=False, comment="budget.exhausted and others; quotas/README.md lists them."),
+    sa.Column("tenant_id", sa.Text, comment="Whom it is about; null: several, for the operator alone."),
+    sa.Column("payload", JSONB, nullable=False, comment="The body, as it is sent."),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it happened."),
+    sa.UniqueConstraint("fact"),
+    # Serves the sweep by age.
+    sa.Index("ix_outbox_created_at", "created_at", postgresql_using="brin"),
+    comment="One row per message, written in the transaction that made it true; kept for 90 days.",
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    sa.Column(
+        "message_id",
+        Id,
+        sa.ForeignKey("quotas.outbox.message_id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="What is sent.",
+    ),
+    # No foreign key: the commit that writes it must not wait for a change of the endpoint.
+    sa.Column("endpoint_id", sa.Text, primary_key=True, comment="To whom."),
+    sa.Column(
+        "state", sa.Text, nullable=False, server_default="pending", comment="pending; delivered; failed: given up."
+    ),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0", comment="How often it was sent."),
+    sa.Column(
+        "next_at",
+        Instant,
+        nullable=False,
+        server_default=now(),
+        comment="Not before; while it is being sent, when that is given up for lost.",
+    ),
+    sa.Column("last_at", Instant, comment="When it was last sent."),
+    sa.Column("last_status", sa.Integer, comment="The last answer; null: there was none."),
+    sa.Column("last_error", sa.Text, comment="What went wrong, in a few words; never an answer's own text."),
+    sa.Column("delivered_at", Instant, comment="When it was taken."),
+    one_of("state", "pending", "delivered", "failed"),
+    # Serves the claim of what is due.
+    sa.Index("ix_deliveries_due", "endpoint_id", "next_at", postgresql_where=sa.text("state = 'pending'")),
+    comment="One row per message and endpoint.",
+)
