@@ -3,7 +3,8 @@
 ActRefused              (ledger.errors)
 ├── BudgetRefused       a budget breaks a rule; the message says which
 ├── AskRefused          an ask breaks a rule; the message names the field
-└── GrantRefused        a grant or what is done to it breaks a rule
+├── GrantRefused        a grant or what is done to it breaks a rule
+└── WebhookRefused      a receiver of webhooks, or what is done to it, breaks a rule
 """
 
 from ledger.errors import ActRefused
@@ -23,3 +24,7 @@ class AskRefused(ActRefused, ValueError):
 
 class GrantRefused(ActRefused):
     """A grant, or what is done to it, breaks a rule; nothing of it is kept."""
+
+
+class WebhookRefused(ActRefused):
+    """A receiver of webhooks, or what is done to it, breaks a rule; nothing of it is kept."""

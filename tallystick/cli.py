@@ -15,6 +15,7 @@ from tallystick.commands import (
     corrections,
     exchange_rates,
     gaps,
+    grants,
     keys,
     letters,
     names,
@@ -29,6 +30,7 @@ from tallystick.commands import (
     rereading,
     services,
     sql,
+    webhooks,
 )
 from tallystick.commands.common import CommandError, Group, safe
 
@@ -42,7 +44,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, keys, readers, records, letters, gaps, canary, corrections, approvals, rereading, proofs, sql,
+    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, letters, gaps, canary, corrections, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

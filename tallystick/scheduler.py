@@ -53,6 +53,24 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
             )
         return f"{partitions} partitions and {periods} periods made" if partitions or periods else None
 
+    async def grants() -> str | None:
+        from quotas.granting import expire_due
+
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            booked, moved = await expire_due(connection, "scheduler", now=time.time_ns() // 1000)
+        return f"{booked} expired grants booked, {moved} prepaid limits moved" if booked or moved else None
+
+    async def outbox() -> str | None:
+        from quotas.webhooks import Rules, deliver_due
+
+        rules = Rules(age_hours=settings.webhook_age_hours, allow_private=settings.webhooks_allow_private)
+        sent = await deliver_due(found.url_for(OPERATOR), rules)
+        for endpoint_id in sent.disabled:
+            log.warning("endpoint %s is disabled: `tallystick webhooks list` says why", endpoint_id)
+        if not (sent.delivered or sent.failed):
+            return None
+        return f"{sent.delivered} delivered, {sent.failed} failed, {sent.given_up} given up"
+
     async def rollup() -> str | None:
         from tallystick.rollup import run_rollup
 
@@ -98,6 +116,9 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         Job("months ahead", 3600.0, months_ahead),
         # Whoever closes a month seals it too: this finishes what was interrupted, or met a partition that was being read.
         Job("seals", 600.0, seals),
+        # Limits of prepaid tenants follow the beginning and end of a grant within this.
+        Job("grants", 60.0, grants),
+        Job("outbox", settings.outbox_seconds, outbox),
         Job("rollup", settings.rollup_seconds, rollup),
         Job("heads", 60.0, heads),
         Job("counters", 60.0, counters),

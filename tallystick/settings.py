@@ -91,6 +91,18 @@ class Settings(BaseSettings):
     canary_key: SecretStr | None = Field(
         default=None, description="The key that it sends with, of the source canary://tallystick."
     )
+    outbox_seconds: float = Field(
+        default=5.0, gt=0, description="The scheduler's pause between two looks for webhooks to send."
+    )
+    webhook_age_hours: int = Field(
+        default=72,
+        ge=1,
+        le=24 * 30,
+        description="A webhook nobody took for so long is given up; a receiver that took none is disabled.",
+    )
+    webhooks_allow_private: bool = Field(
+        default=False, description="Let webhooks go to private addresses, and without TLS: for networks of one's own."
+    )
     failpoints: str = Field(default="", description="For crash tests: place=die@n,...")
 
     @property

@@ -343,6 +343,8 @@ grant usage on schema quotas to tallystick_writer, tallystick_api, tallystick_op
     tallystick_billing, tallystick_rollup;
 grant select on all tables in schema quotas to tallystick_api, tallystick_operator, tallystick_analyst, tallystick_billing,
     tallystick_rollup;
+-- Secrets that messages are signed with: whoever reads one can speak in our name. Here, since the line above would give them.
+revoke all on quotas.webhook_secrets from tallystick_api, tallystick_analyst, tallystick_billing, tallystick_rollup;
 -- Scope, unit, book and window of a budget never change: nobody has the right to.
 revoke update on quotas.budgets from tallystick_operator;
 grant insert on quotas.budgets to tallystick_operator;

@@ -1165,5 +1165,6 @@ grant execute on function quotas.reserve, quotas.end_reservations, quotas.extend
 grant execute on function quotas.expire_reservations, quotas.forget_decisions to tallystick_operator;
 grant execute on function quotas.end_reservations to tallystick_operator;
 grant select on quotas.reservations, quotas.holds, quotas.budgets to tallystick_writer;
-grant select on all tables in schema quotas to tallystick_api, tallystick_operator, tallystick_analyst, tallystick_billing,
-    tallystick_rollup;
+grant select on quotas.reservations, quotas.decisions, quotas.holds, quotas.overshoots, quotas.awaiting_entries,
+    quotas.tokens_in_flight
+    to tallystick_api, tallystick_operator, tallystick_analyst, tallystick_billing, tallystick_rollup;
