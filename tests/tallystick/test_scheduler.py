@@ -105,7 +105,7 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
     found = configured(settings)
     assert found is not None
     listed = {job.name: job for job in jobs(settings, found)}
-    assert set(listed) == {"months ahead", "seals", "rollup", "heads", "counters"}
+    assert set(listed) == {"months ahead", "seals", "grants", "outbox", "rollup", "heads", "counters"}
     async with await connect(database.url_for("tallystick_operator")) as connection:
         await add_entity(connection, "test", "e", "E")
         await add_tenant(
