@@ -1141,6 +1141,84 @@ differences = sa.Table(
     comment="One row per final report of another source that said other counts or amounts of a request than what stood.",
 )
 
+loads = sa.Table(
+    "loads",
+    metadata,
+    sa.Column("load_id", sa.Text, primary_key=True, comment="Chosen by whoever makes it."),
+    sa.Column(
+        "source",
+        sa.Text,
+        sa.ForeignKey("ledger.sources.source"),
+        nullable=False,
+        comment="load:<id>, the source of all its events: who it speaks for and its rank stand there.",
+    ),
+    sa.Column(
+        "state",
+        sa.Text,
+        nullable=False,
+        server_default="created",
+        comment="created; loaded: rows are staged; committing, reverting: begun, and to be gone on with; committed; reverted.",
+    ),
+    sa.Column(
+        "actor", sa.Text, nullable=False, comment="Who made it; ledger.acts has who loaded, committed, reverted."
+    ),
+    sa.Column("reason", sa.Text, nullable=False, comment="Why, in the actor's words."),
+    sa.Column(
+        "files",
+        JSONB,
+        nullable=False,
+        server_default=sa.text("'[]'::jsonb"),
+        comment="In the order in which they were loaded: name, sha256, bytes, rows, refused, mapping.",
+    ),
+    sa.Column("row_count", sa.BigInteger, nullable=False, server_default="0", comment="Staged rows, refused ones too."),
+    sa.Column(
+        "refused_count", sa.BigInteger, nullable=False, server_default="0", comment="Staged rows in state refused."
+    ),
+    sa.Column(
+        "without_refused",
+        sa.Boolean,
+        nullable=False,
+        server_default=sa.false(),
+        comment="It was committed although rows were refused; they are dead letters.",
+    ),
+    sa.Column("preview", JSONB, comment="What the newest preview said; null while none has been made of these rows."),
+    sa.Column("created_at", Instant, nullable=False, server_default=now(), comment="When it was made."),
+    sa.Column("loaded_at", Instant, comment="When its newest file was staged: the receipt of its events."),
+    sa.Column("previewed_at", Instant, comment="When the newest preview was made."),
+    sa.Column("commit_started_at", Instant, comment="When its first batch was to be posted."),
+    sa.Column("committed_at", Instant, comment="When its last batch was posted."),
+    sa.Column("revert_started_at", Instant, comment="When taking it back began."),
+    sa.Column("reverted_at", Instant, comment="When all of it was taken back."),
+    one_of("state", "created", "loaded", "committing", "committed", "reverting", "reverted"),
+    sa.CheckConstraint("source = 'load:' || load_id", name="source_names_the_load"),
+    comment="One row per backfill: files of usage that are staged, previewed, committed and, if need be, reverted as one.",
+)
+
+load_rows = sa.Table(
+    "load_rows",
+    metadata,
+    sa.Column("load_id", sa.Text, sa.ForeignKey("ledger.loads.load_id"), primary_key=True, comment="Whose row it is."),
+    sa.Column("position", sa.BigInteger, primary_key=True, comment="From 0, in the order of files and rows."),
+    sa.Column("file_no", sa.Integer, nullable=False, comment="Place of its file in loads.files, from 0."),
+    sa.Column("row_no", sa.BigInteger, nullable=False, comment="From 1, the header of a table not counted."),
+    sa.Column(
+        "body", BYTEA, nullable=False, comment="The event as it is posted; of a refused row, the row as it was read."
+    ),
+    sa.Column("reason", sa.Text, comment="Why the row is refused, a stable code; null where it is an event."),
+    sa.Column("detail", sa.Text, comment="File, row, field and rule of a refusal, for a person."),
+    sa.Column("event_key", Id, comment="Identity of the event; null where the row is refused."),
+    sa.Column("content_hash", Id, comment="Tells a copy inside the load from another row under the same id."),
+    sa.Column("request_key", Id, comment="Identity of the request that it is about."),
+    sa.Column(
+        "outcome",
+        sa.Text,
+        comment="Where the newest preview says other than created: duplicate, evidence, conflict or dead_letter.",
+    ),
+    sa.Column("outcome_reason", sa.Text, comment="Why, as the preview gave it."),
+    sa.CheckConstraint("(reason is null) = (event_key is not null)", name="is_an_event_or_refused"),
+    comment="One row per row of a load's files.",
+)
+
 reader_tenants = sa.Table(
     "reader_tenants",
     metadata,
