@@ -25,6 +25,8 @@ ACTS: Final[dict[str, str]] = {
     "corrections.adjust": "state other counts of a request, or a difference in money",
     "corrections.accept": "let the second content of a conflict, a proposal or a report that was kept count",
     "corrections.refuse": "say for good that a conflict or a proposal does not count",
+    "backfill.commit": "post the rows of a load",
+    "backfill.revert": "take back all that a load moved",
     "periods.reopen": "let a closed month take usage again",
 }
 """The acts that a setting may ask a second person for. A room above adds its own when it is loaded."""

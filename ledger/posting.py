@@ -5,7 +5,7 @@ entries, whose triggers refuse closed periods and move budget windows by id.
 """
 
 import contextlib
-import re
+import copy
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from ledger.books import Books, ensure_ids
 from ledger.database import CALENDAR_LOCK, Connection
 from ledger.dead_letters import Release, Released, note_released, readable
 from ledger.entries import COLUMNS, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
-from ledger.errors import ActRefused, BatchTooLarge, Fenced, LedgerError, MonthMissing, StaleBooks, Unknown
+from ledger.errors import ActRefused, BatchTooLarge, Fenced, LedgerError, StaleBooks, Unknown
 from ledger.feeds import Claim
 from ledger.keys import digest_uuid
 from ledger.meters import (
@@ -51,6 +51,7 @@ from ledger.statements import (
     Refused,
     Statement,
     Window,
+    is_taken_back,
 )
 from ledger.times import from_micros, micros, postgres_text
 from ledger.true_ups import fold, is_stated, reported, true_up
@@ -156,7 +157,7 @@ class Correction:
     content_hash: str | None = None
     """Tells a repeated correction from another one under the same key."""
     is_statement: bool = False
-    """It says what the request is, by a person's decision: the best statement from now on."""
+    """It says what stands for the request from now on, and with which rank: the best statement, or that nothing does."""
 
 
 @dataclass(slots=True)
@@ -179,6 +180,8 @@ class Batch:
     """Where in its log the message behind an item lies; None for feeds without positions of their own."""
     release_of: Callable[[int], Release | None] | None = None
     """The release of an item that a person takes out of a dead letter: what becomes of it is noted there."""
+    once_locked: "Callable[[Connection], Awaitable[None]] | None" = None
+    """Reads what corrections must know besides, while their requests are locked."""
     and_then: "Callable[[Connection, Posted], Awaitable[None]] | None" = None
     """What else is written in the same transaction, before the entries: who corrected and why."""
 
@@ -542,6 +545,8 @@ class _Request(msgspec.Struct, gc=False):
     parts: list[Standing] | None = None
     main: Standing | None = None
     is_changed: bool = False
+    is_begun_anew: bool = False
+    """What stood was taken back, and this report is its first again."""
 
     def standing(self) -> list[Standing]:
         if self.said is not None:
@@ -659,7 +664,7 @@ class _Writing:
     def _state(self, index: int, item: Priced) -> Result:
         statement = item.statement
         request = self.requests.get(statement.request_key) if statement.request_key else None
-        if request is None:
+        if request is None or (is_taken_back(request.rank) and statement.claims_request):
             period = self._period(item.entries[0], statement.occurred_at)
             if period is None:
                 return self._refuse(self.batch.body_of(index), _NO_OPEN_PERIOD, index)
@@ -673,8 +678,9 @@ class _Writing:
                     entry_count=len(item.entries),
                     occurred_at=statement.occurred_at,
                     best_event_key=statement.event_key,
-                    is_new=True,
+                    is_new=request is None or request.is_new,
                     said=item.entries,
+                    is_begun_anew=request is not None,
                 )
             self._book_fees(item.fees, period)
             return _CREATED if statement.claims_request else _EVIDENCE
@@ -749,15 +755,30 @@ class _Writing:
         """Book the fees of an operation that have not been; they are requests of their own, which nobody else reports."""
         for fee in fees:
             statement = fee.statement
+            entries = fee.entries
+            taken_back = None
             if statement.event_key in self.keys:
-                continue
-            within = self._period(fee.entries[0], statement.occurred_at) or period
+                taken_back = self.requests.get(statement.request_key or "")
+                if taken_back is None or not is_taken_back(taken_back.rank):
+                    continue
+                # It was taken back together with the report that owed it, and is owed again.
+                again = digest_uuid(f"fee {statement.event_key} after {taken_back.best_event_key}".encode())
+                statement = msgspec.structs.replace(statement, event_key=again)
+                entries = [msgspec.structs.replace(entry, statement=statement) for entry in entries]
+            within = self._period(entries[0], statement.occurred_at) or period
             if within is None:
-                raise ActRefused(f"tenant {fee.entries[0].dimensions[0]} has no open period to book a fee in")
+                raise ActRefused(f"tenant {entries[0].dimensions[0]} has no open period to book a fee in")
             self._claim(statement.event_key, statement.content_hash)
-            first = self._write(fee.entries, fee.tails, within)
+            first = self._write(entries, fee.tails, within)
             self.requests[statement.request_key or ""] = _Request(
-                statement.rank, within, first, 1, statement.occurred_at, statement.event_key, True
+                statement.rank,
+                within,
+                first,
+                1,
+                statement.occurred_at,
+                statement.event_key,
+                is_new=taken_back is None or taken_back.is_new,
+                is_begun_anew=taken_back is not None,
             )
 
     @staticmethod
@@ -905,19 +926,15 @@ async def _post_once(
             await batch.and_then(connection, posted)
         failpoints.hit("post.before_entries")
         if sealed:
-            async with connection.cursor().copy(_COPY_ENTRIES) as copy:
+            async with connection.cursor().copy(COPY_ENTRIES) as copy:
                 for rows in sealed.values():
                     await copy.write(rows.lines)
         failpoints.hit("post.before_commit")
-    except BaseException as error:
+    except BaseException:
         # A broken connection has rolled back by itself, and the first error is the one to tell.
         with contextlib.suppress(psycopg.Error):
             if not connection.closed:
                 await connection.execute("rollback")
-        if isinstance(error, psycopg.errors.CheckViolation) and error.diag.constraint_name is None:
-            # No check of ours: there is no partition for the row.
-            found = _MONTH.search(error.diag.message_detail or "")
-            raise MonthMissing(found[1] if found else "a month") from error
         raise
     if not keep:
         await connection.execute("rollback")
@@ -932,10 +949,7 @@ async def _post_once(
     return posted
 
 
-_MONTH: Final = re.compile(r"\((\d{4}-\d\d)-\d\d\)")
-"""In the detail of Postgres, whatever its language: the key of the row that no partition takes."""
-
-_COPY_ENTRIES: Final = f"copy ledger.entries ({', '.join(COLUMNS)}) from stdin"
+COPY_ENTRIES: Final = f"copy ledger.entries ({', '.join(COLUMNS)}) from stdin"
 
 
 def _array(values: Sequence[str]) -> str:
@@ -963,46 +977,63 @@ async def _open(connection: Connection, held: Claim, batch: Batch, books: Books)
     assert clock is not None
     if clock[1:4] != batch.versions:
         raise StaleBooks(f"the batch was made with versions {batch.versions}, now they are {clock[1:4]}")
-    event_keys, request_keys = _keys_of(batch)
+    writing = await _begin(connection, batch, books, clock[4], micros(clock[0]), "for update")
+    await _read_standing(connection, writing)
+    if batch.once_locked is not None:
+        await batch.once_locked(connection)
+    return writing, feed[2] + 1, feed[3]
+
+
+async def _begin(
+    connection: Connection,
+    batch: Batch,
+    books: Books,
+    batch_id: int,
+    recorded_at: int,
+    lock: Literal["for update", ""],
+) -> _Writing:
+    """Read the keys and the requests that a batch speaks of, and those of its fees that were taken back."""
+    event_keys, request_keys, fee_keys = _keys_of(batch)
     cursor = await connection.execute(
         "select key::text, content_hash::text from ledger.event_keys where key = any(%s::uuid[])", [_array(event_keys)]
     )
     keys: dict[str, str] = dict(await cursor.fetchall())
-    writing = _Writing(
-        books=books,
-        batch=batch,
-        batch_id=clock[4],
-        recorded_at=micros(clock[0]),
-        keys=keys,
-        requests={},
-    )
+    writing = _Writing(books=books, batch=batch, batch_id=batch_id, recorded_at=recorded_at, keys=keys, requests={})
+    wanted = "key = any(%(requests)s::uuid[])"
+    booked = [key for key in fee_keys if key in keys]
+    if booked:
+        # The key of a fee is that of its request; nearly all were booked once and stand.
+        wanted = f"{wanted} or key = any(%(fees)s::uuid[]) and rank[1] < 0"
     cursor = await connection.execute(
         "select key::text, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key::text"
-        " from ledger.requests where key = any(%s::uuid[]) order by key for update",
-        [_array(request_keys)],
+        f" from ledger.requests where {wanted} order by key {lock}",
+        {"requests": _array(request_keys), "fees": _array(booked)},
     )
     for key, rank, period, entry_id, entry_count, occurred_at, best in await cursor.fetchall():
         writing.requests[key] = _Request(tuple(rank), period, entry_id, entry_count, micros(occurred_at), best, False)
-    await _read_standing(connection, writing)
-    return writing, feed[2] + 1, feed[3]
+    return writing
 
 
-def _keys_of(batch: Batch) -> tuple[list[str], list[str]]:
-    events, requests = [], []
+def _keys_of(batch: Batch) -> tuple[list[str], list[str], list[str]]:
+    """Return the keys of events, of requests and of fees; those of fees are among the first too."""
+    events, requests, fees = [], [], []
     for item in batch.items:
         if isinstance(item, Priced):
             events.append(item.statement.event_key)
-            events += [fee.statement.event_key for fee in item.fees]
+            for fee in item.fees:
+                events.append(fee.statement.event_key)
+                fees.append(fee.statement.event_key)
             if item.statement.request_key is not None:
                 requests.append(item.statement.request_key)
         elif isinstance(item, Window):
             events.append(item.event_key)
         elif isinstance(item, Correction):
             events += item.fee_keys
+            fees += item.fee_keys
             if item.event_key is not None:
                 events.append(item.event_key)
             requests.append(item.request_key)
-    return events, requests
+    return events, requests, fees
 
 
 async def _read_standing(connection: Connection, writing: _Writing) -> None:
@@ -1014,7 +1045,14 @@ async def _read_standing(connection: Connection, writing: _Writing) -> None:
             beaten[corrected.entry_id] = corrected
     for statement in statements_of(writing.batch):
         request = writing.requests.get(statement.request_key or "")
-        if request is not None and statement.rank > request.rank and statement.event_key not in writing.keys:
+        if (
+            request is not None
+            and request.stands is None
+            and request.said is None
+            and not is_taken_back(request.rank)
+            and statement.rank > request.rank
+            and statement.event_key not in writing.keys
+        ):
             beaten[request.entry_id] = request
     if not beaten:
         return
@@ -1077,7 +1115,7 @@ class Rows(NamedTuple):
 # of a month) is read whole and each of its rows held against each request: seconds for a batch, and growing.
 # A correction is posted in no month before the one in which the request occurred, twelve hours behind UTC at the earliest:
 # partitions before it are not looked into, however many there are.
-STANDING: Final = f"""
+ROWS_OF_REQUESTS: Final = """
 with wanted as (
     select * from unnest(%(periods)s::date[], %(firsts)s::bigint[], %(counts)s::int[], %(months)s::date[])
         as w (posting_period, first_id, entry_count, first_month)
@@ -1101,6 +1139,9 @@ rows as (
         offset 0
     ) as e
 )
+"""
+STANDING: Final = f"""
+{ROWS_OF_REQUESTS}
 select
     first_id, entry_id,
     case when kind = 'adjustment' and reported ? 'run' then 'repricing' else kind end,
@@ -1120,6 +1161,16 @@ _FARTHEST_BEHIND: Final = 12 * 3600 * 1_000_000
 """Microseconds by which the last zone is behind UTC."""
 
 
+def asked(wanted: Sequence[Rows]) -> dict[str, list[Any]]:
+    """Return the parameters of ROWS_OF_REQUESTS."""
+    return {
+        "periods": [rows.posting_period for rows in wanted],
+        "firsts": [rows.entry_id for rows in wanted],
+        "counts": [rows.entry_count for rows in wanted],
+        "months": [first_month(rows.occurred_at) for rows in wanted],
+    }
+
+
 async def standing_rows(
     connection: Connection, wanted: Sequence[Rows]
 ) -> AsyncIterator[tuple[int, int, str, Standing]]:
@@ -1127,15 +1178,7 @@ async def standing_rows(
 
     The kind of an adjustment that only corrected a price is `repricing`.
     """
-    cursor = await connection.execute(
-        STANDING,
-        {
-            "periods": [rows.posting_period for rows in wanted],
-            "firsts": [rows.entry_id for rows in wanted],
-            "counts": [rows.entry_count for rows in wanted],
-            "months": [first_month(rows.occurred_at) for rows in wanted],
-        },
-    )
+    cursor = await connection.execute(STANDING, asked(wanted))
     width = len(DIMENSIONS)
     for first_id, entry_id, kind, *values in await cursor.fetchall():
         dimensions, rest = tuple(values[:width]), values[width:]
@@ -1165,6 +1208,66 @@ async def standing_rows(
         )  # fmt: skip
 
 
+# --- Without writing --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """What batches that are posted one after another would know of each other: kept in memory, nothing is written."""
+
+    repeated: frozenset[str]
+    """Keys of events and requests of which the batches speak more than once: only these are remembered, and fees."""
+    batch_id: int = 2**40
+    """Beyond all that a database gives in its life, so that rows are told from those that are there."""
+    keys: dict[str, str] = field(default_factory=dict)
+    requests: dict[str, _Request] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What became of each event of a batch, and the COPY lines of the entries that it would have made."""
+
+    results: list[Result]
+    lines: bytes
+
+
+async def rehearse(connection: Connection, batch: Batch, books: Books, rehearsal: Rehearsal) -> Rehearsed:
+    """Decide a batch as `post` would after those rehearsed before, without a lock and without writing.
+
+    The rows are exactly those that `post` would copy, less ids, times and what others do in between. Rate sets and
+    subjects without an id get one.
+    """
+    while True:
+        cursor = await connection.execute("select clock_timestamp()")
+        row = await cursor.fetchone()
+        assert row is not None
+        writing = await _begin(connection, batch, books, rehearsal.batch_id, micros(row[0]), "")
+        _, request_keys, fee_keys = _keys_of(batch)
+        writing.keys.update(rehearsal.keys)
+        for key in (*request_keys, *fee_keys):
+            request = rehearsal.requests.get(key)
+            if request is not None:
+                writing.requests[key] = copy.copy(request)
+        await _read_standing(connection, writing)
+        writing.take_all()
+        if not writing.missing:
+            break
+        await ensure_ids(connection, books, writing.missing.rate_sets, writing.missing.subjects)
+    rehearsal.batch_id += 1
+    fees = frozenset(fee_keys)
+    for key in writing.new_keys:
+        if key in rehearsal.repeated or key in fees:
+            rehearsal.keys[key] = writing.keys[key]
+    for key, request in writing.requests.items():
+        # A fee that stands needs no more than its key; one that was taken back and begun anew must be known to stand.
+        if key in rehearsal.repeated or (request.is_begun_anew and key in fees):
+            rehearsal.requests[key] = request
+    return Rehearsed(writing.results, "".join("".join(listed) for listed in writing.lines.values()).encode())
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
 async def _write_around(connection: Connection, writing: _Writing) -> None:
     """Write keys, requests, windows, dead letters and raw usage: everything but the batch and the entries."""
     if writing.new_keys:
@@ -1185,7 +1288,14 @@ async def _write_around(connection: Connection, writing: _Writing) -> None:
             "copy ledger.requests (key, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key) from stdin",
             "".join([_request_line(key, request) for key, request in new]),
         )
-    changed = [(key, request) for key, request in writing.requests.items() if request.is_changed and not request.is_new]
+    anew = [(key, request) for key, request in writing.requests.items() if request.is_begun_anew and not request.is_new]
+    if anew:
+        await connection.execute(_BEGIN_ANEW, _columns_of(anew))
+    changed = [
+        (key, request)
+        for key, request in writing.requests.items()
+        if request.is_changed and not (request.is_new or request.is_begun_anew)
+    ]
     if changed:
         await connection.execute(
             "update ledger.requests as r set rank = c.rank::int[], best_event_key = c.best"
@@ -1211,6 +1321,35 @@ async def _write_around(connection: Connection, writing: _Writing) -> None:
 @lru_cache(maxsize=4096)
 def _rank_text(rank: Rank) -> str:
     return ",".join([str(number) for number in rank])
+
+
+_BEGIN_ANEW: Final = """
+update ledger.requests as r
+set
+    rank = c.rank::int[],
+    posting_period = c.posting_period,
+    entry_id = c.entry_id,
+    entry_count = c.entry_count,
+    occurred_at = c.occurred_at,
+    best_event_key = c.best
+from unnest(
+    %(keys)s::uuid[], %(ranks)s::text[], %(periods)s::date[], %(entry_ids)s::bigint[], %(counts)s::int[],
+    %(instants)s::timestamptz[], %(bests)s::uuid[]
+) as c (key, rank, posting_period, entry_id, entry_count, occurred_at, best)
+where r.key = c.key
+"""
+
+
+def _columns_of(requests: Sequence[tuple[str, _Request]]) -> dict[str, list[Any]]:
+    return {
+        "keys": [key for key, _ in requests],
+        "ranks": [f"{{{_rank_text(request.rank)}}}" for _, request in requests],
+        "periods": [request.posting_period for _, request in requests],
+        "entry_ids": [request.entry_id for _, request in requests],
+        "counts": [request.entry_count for _, request in requests],
+        "instants": [from_micros(request.occurred_at) for _, request in requests],
+        "bests": [request.best_event_key for _, request in requests],
+    }
 
 
 def _request_line(key: str, request: _Request) -> str:

@@ -13,6 +13,15 @@ Outcome = Literal["created", "duplicate", "evidence", "conflict", "dead_letter"]
 Rank = tuple[int, ...]
 """(a person's decision, has usage, final, reported over estimated, rank of the source, revision): the larger counts."""
 
+TAKEN_BACK: Final[Rank] = (-1, 0, 1, 0, 0, 0)
+"""Of a request for which nothing stands any more: the statement that it rests on was taken back, and any other beats it."""
+
+
+def is_taken_back(rank: Rank) -> bool:
+    """Say whether nothing stands for a request of this rank."""
+    return rank[0] < 0
+
+
 # The text columns of an entry that say who, what for and how: the grain of a true-up, together with the rate sets.
 DIMENSIONS: Final = (
     "tenant_id",

@@ -10,7 +10,7 @@ revoke execute on all functions in schema ledger from public;
 grant select, insert on ledger.entries, ledger.event_keys, ledger.batches, ledger.batch_digests, ledger.raw_usage,
     ledger.requests, ledger.dead_letters, ledger.node_windows, ledger.feeds, ledger.rate_sets, ledger.rates, ledger.subjects
     to tallystick_writer;
-grant update (rank, best_event_key, counted) on ledger.requests to tallystick_writer;
+grant update (rank, posting_period, entry_id, entry_count, occurred_at, best_event_key, counted) on ledger.requests to tallystick_writer;
 -- A correction, who made it and who agreed are written with its rows.
 grant select, insert on ledger.corrections, ledger.approvals to tallystick_writer;
 grant update (state, used_at) on ledger.approvals to tallystick_writer;
@@ -29,6 +29,7 @@ grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.
     ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.model_name_rules,
     ledger.periods, ledger.cards, ledger.exchange_rates
     to tallystick_writer;
+grant select on ledger.loads, ledger.load_rows to tallystick_writer;
 -- An earlier version let it read the hashes of keys, which only the API looks up.
 revoke select on ledger.api_keys from tallystick_writer;
 grant usage on sequence ledger.batches_batch_id_seq to tallystick_writer;
@@ -79,6 +80,9 @@ grant usage on sequence ledger.acts_act_id_seq to tallystick_operator;
 -- A projection that the scheduler takes from new batches; nothing else depends on it.
 grant insert, delete on ledger.canary_beats to tallystick_operator;
 grant insert, update, delete on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps to tallystick_operator;
+grant insert, update on ledger.loads, ledger.load_rows to tallystick_operator;
+-- What was staged and never committed may go; of what was committed, only a person's retention may.
+grant delete on ledger.load_rows to tallystick_operator;
 revoke all on function ledger.make_partitions(date) from public;
 grant execute on function ledger.make_partitions(date) to tallystick_operator;
 revoke all on function ledger.close_partition(date), ledger.open_partition(date), ledger.what_depends_on(text, date),
@@ -105,7 +109,7 @@ grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch
     ledger.event_keys, ledger.rate_sets, ledger.rates, ledger.cards, ledger.exchange_rates, ledger.models,
     ledger.model_aliases, ledger.model_name_rules, ledger.sources, ledger.source_tenants, ledger.provider_accounts,
     ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions,
-    ledger.seals, ledger.seal_lines
+    ledger.seals, ledger.seal_lines, ledger.loads
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
 grant select on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps, ledger.missing_sequences,
     ledger.canary_beats

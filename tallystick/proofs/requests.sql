@@ -6,6 +6,7 @@ with spoken as (
         e.kind,
         e.posting_period,
         e.entry_id,
+        coalesce(e.corrects_entry_id, e.entry_id - e.entry_no) as begins_with,
         e.occurred_at,
         e.request_count,
         e.is_final,
@@ -21,25 +22,35 @@ with spoken as (
     where e.request_key is not null and e.kind <> 'evidence'
 ),
 
-firsts as (
+-- Once all that was said of a request is taken back, the next report begins it anew; what it began with before counts nothing.
+begun as (
     select
         key,
-        min(entry_id) as entry_id,
-        count(*) as entry_count,
-        min(posting_period) as posting_period,
+        begins_with as entry_id,
+        count(*) filter (where kind in ('usage', 'fee')) as entry_count,
+        min(posting_period) filter (where kind in ('usage', 'fee')) as posting_period,
         min(occurred_at) as occurred_at,
-        count(distinct event_key) as statement_count
+        min(occurred_at) = max(occurred_at) as is_one_instant,
+        sum(request_count) as request_count,
+        count(distinct event_key) filter (where kind in ('usage', 'fee')) as statement_count,
+        bool_or(kind = 'reversal') and sum(request_count) = 0 as is_taken_back
     from spoken
-    where kind in ('usage', 'fee')
-    group by key
+    group by key, begins_with
+),
+
+firsts as (
+    select distinct on (key) *
+    from begun
+    order by key, is_taken_back, entry_id desc
 ),
 
 totals as (
     select
         key,
         sum(request_count) as request_count,
-        min(occurred_at) = max(occurred_at) as is_one_instant
-    from spoken
+        bool_and(is_one_instant) as is_one_instant,
+        max(statement_count) + count(*) filter (where not is_taken_back and statement_count > 0) as begun_count
+    from begun
     group by key
 ),
 
@@ -62,7 +73,8 @@ compared as (
         case
             when r.key is null then 'has entries and no row'
             when f.key is null then 'has a row and no first entry'
-            when f.statement_count <> 1 then format('was begun %s times', f.statement_count)
+            when t.begun_count > 2 or f.statement_count <> 1
+                then format('was begun %s times', greatest(f.statement_count, t.begun_count - 1))
             when t.request_count not in (0, 1) then format('counts as %s requests', t.request_count)
             when t.request_count <> (
                 not exists (select from spoken as s where s.key = r.key and s.event_key = r.best_event_key and s.counts_nothing)
@@ -102,3 +114,9 @@ where
     and not e.usage_flags @> '{proposed}'
     and not (e.status = 'in_progress' and (e.reported -> 'rank' ->> 1) = '0')
     and array(select jsonb_array_elements_text(e.reported -> 'rank')::integer) > r.rank
+    -- The word of a load that was taken back counts no more.
+    and not exists (
+        select
+        from ledger.loads as l
+        where l.source = e.source and l.state in ('reverting', 'reverted')
+    )
