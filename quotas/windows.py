@@ -38,6 +38,12 @@ _SCOPE: Final = (
 )  # fmt: skip
 
 
+def effects_of(rows: str) -> str:
+    """Return the statement that says what the rows of a relation would do to windows, were they inserted."""
+    text = (_FOLDER / "effects.sql").read_text()
+    return text.replace("{movements of these rows}", _movements(rows, "true"))
+
+
 def routines() -> dict[str, str]:
     """Return the repeatable texts of the schema by name, complete, in the order in which they are applied."""
     in_scope = (_FOLDER / "in_scope.sql").read_text().strip()
