@@ -30,8 +30,8 @@ REASONS: Final[Mapping[str, str]] = {
     "tenant_not_the_credential": "The credential belongs to another tenant than the event names.",
     "missing_tenant": "The event names no tenant, and no credential does.",
     "unknown_tenant": "The tenant is not registered.",
-    "source_may_not_speak": "The source is not registered for this tenant.",
-    "missing_request_id": "A node reports no request id, so its report could be charged beside the gateway's.",
+    "source_may_not_speak": "The source is not registered for this tenant, or is a load, which only its own feed may name.",
+    "missing_request_id": "A node or a load reports no request id, so its report could be charged beside the gateway's.",
     # When.
     "missing_time": "The event does not say when the call ended.",
     "bad_time": "The time is not RFC 3339 with an offset, is a number without its unit, or lies beyond 1970 to 2999.",

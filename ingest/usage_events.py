@@ -271,6 +271,10 @@ class _Desk:
         known = self.parties.sources.get(source)
         if known is None:
             return refused("unknown_source", f"source: {source!r:.80} is not registered")
+        if known.kind == "load" and (speaker is None or speaker.source is None):
+            return refused(
+                "source_may_not_speak", f"source: {source!r:.80} is a load, which only its own feed may name"
+            )
         if speaker is not None and speaker.tenant_id is not None:
             if tenant_id and tenant_id != speaker.tenant_id:
                 return refused(
@@ -305,8 +309,8 @@ class _Desk:
             trust = self.trusted[who] = checked
         sent_tenant_id, source = trust.tenant_id, trust.source
         request_id = data.request_id or None
-        if request_id is None and source.kind == "node":
-            return refused("missing_request_id", "data.request_id: is missing in a node's report")
+        if request_id is None and source.kind in ("node", "load"):
+            return refused("missing_request_id", f"data.request_id: is missing in a {source.kind}'s report")
         occurred_at = _occurred_at(event.time, data.time_unix, data.time_unit)
         if isinstance(occurred_at, Refused):
             return occurred_at
