@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from starlette.requests import Request
 
-from api.away import Away
 from api.config import Config
 from api.database import Operator, Reader
 from api.gather import Gather
@@ -47,8 +45,7 @@ class Services:
         async def budgets(asked: Sequence[Asked]) -> dict[Asked, TenantBudgets]:
             return (await reader.run(lambda connection: remaining(connection, asked))).tenants
 
-        ring = KeyRing(Gather(keys).get, config.key_seconds, config.away_key_seconds)
-        away = Away(None if config.journal is None else Path(config.journal), reader, metrics)
+        ring = KeyRing(Gather(keys).get, config.key_seconds)
         return cls(
             config=config,
             metrics=metrics,
@@ -58,7 +55,7 @@ class Services:
             keys=ring,
             key_watch=KeyWatch(ring, reader, config.api_url),
             commits=GroupCommit(config, metrics),
-            reserving=Reserving(config, metrics, away),
+            reserving=Reserving(config, metrics),
             # Two, so that one half of the crowd is answered while the other is read for.
             budgets=Gather(budgets, flights_max=2),
         )

@@ -10,6 +10,7 @@ import typer
 
 from tallystick.commands import (
     approvals,
+    backfill,
     budgets,
     canary,
     corrections,
@@ -44,7 +45,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, letters, gaps, canary, corrections, approvals, rereading, proofs, sql,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, letters, gaps, canary, corrections, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 
