@@ -33,6 +33,10 @@ class Config:
     """How long a gateway waits for a decision before it is told to ask again."""
     reservation_lock_seconds: float = 0.5
     """How long a decision waits for a window that somebody else holds."""
+    journal: str | None = None
+    """File of what is admitted while the database is away, one for each replica; None: then nothing is."""
+    away_key_seconds: float = 3600.0
+    """How long after it was looked up last a key is believed while the database is away."""
     deadline_seconds: float = 10.0
     """How long a sender waits for the commit before it is told to send again."""
     patience_seconds: float = 5.0

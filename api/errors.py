@@ -38,7 +38,7 @@ import psycopg
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ledger.errors import ActRefused, AlreadyThere, Fenced, Unknown
+from ledger.errors import ActRefused, AlreadyThere, Fenced, MonthMissing, Unknown
 from quotas.errors import AskRefused
 
 log = logging.getLogger("tallystick.api")
@@ -158,6 +158,12 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         503,
         "This replica does not administer",
         "It was started without TALLYSTICK_OPERATOR_URL. Nothing was changed; send the request to one that was.",
+    ),
+    "month-missing": Kind(
+        503,
+        "A month is not prepared",
+        "Nothing was kept. An operator has to make the months ahead; then the same request goes in.",
+        {"retry-after": "60"},
     ),
     "closing": Kind(503, "This replica is closing", "Nothing was kept; another replica takes the same request.", _SOON),
     "not-ready": Kind(503, "This replica is not ready", "`checks` says why.", _SOON),
@@ -338,6 +344,7 @@ class Closing(Unavailable):
 # the detail is the error's: those of acts are lines for a person, and only operators' keys lead to them.
 _BELOW: Final[tuple[tuple[type[Exception], str, str | None], ...]] = (
     (Fenced, "replica-fenced", "another process runs under this replica's name"),
+    (MonthMissing, "month-missing", None),
     (Unknown, "unknown-name", None),
     (AlreadyThere, "already-there", None),
     (ActRefused, "act-refused", None),

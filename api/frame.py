@@ -3,6 +3,7 @@
 import time
 from typing import Any, Final
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import problem_of, request_id, request_id_of
@@ -37,6 +38,9 @@ class Frame:
         request_id.set(told)
         try:
             await self._app(scope, receive, noting)
+        except ClientDisconnect:
+            # Nobody is left to be answered.
+            pass
         except Exception as error:
             problem = problem_of(error)
             if status:

@@ -24,16 +24,22 @@ _KEEPALIVE: Final = {"keepalives_idle": 15, "keepalives_interval": 5, "keepalive
 class KeyRing:
     """Keys that were looked up lately; all are forgotten when one is revoked, and each after its few seconds."""
 
-    def __init__(self, find: Callable[[str], Awaitable[ApiKey | None]], seconds: float) -> None:
+    def __init__(
+        self, find: Callable[[str], Awaitable[ApiKey | None]], seconds: float, away_seconds: float = 0.0
+    ) -> None:
         self._find = find
         self._seconds = seconds
-        self._known: dict[str, tuple[float, ApiKey | None]] = {}
+        self._away_seconds = away_seconds
+        # Until when it is believed, until when it is while nobody can be asked, and the key.
+        self._known: dict[str, tuple[float, float, ApiKey | None]] = {}
         self._changes = 0
         self._used: set[str] = set()
 
-    async def identify(self, authorization: str | None, scope: Scope) -> ApiKey:
+    async def identify(self, authorization: str | None, scope: Scope, *, is_away: bool | None = None) -> ApiKey:
         """Return the key in force that the header presents, if it has the scope.
 
+        `is_away` stands where a key that was good lately will do while the database cannot be asked: True if it is known that
+        it cannot, False to find out.
         Errors: `Unauthenticated`, with the same words whatever is wrong with the key, and `ScopeMissing`.
         """
         if authorization is None:
@@ -45,7 +51,15 @@ class KeyRing:
         key_id, secret = parts
         now = time.monotonic()
         known = self._known.get(key_id)
-        key = await self._look_up(key_id, now) if known is None or known[0] <= now else known[1]
+        if known is not None and (known[1] if is_away else known[0]) > now:
+            key = known[2]
+        else:
+            try:
+                key = await self._look_up(key_id, now)
+            except DatabaseAway:
+                if is_away is None or known is None or known[1] <= now:
+                    raise
+                key = known[2]
         if key is None or not is_secret_of(secret, key):
             raise Unauthenticated("the key is not in force")
         self._used.add(key_id)
@@ -62,10 +76,11 @@ class KeyRing:
         if len(self._known) >= _REMEMBERED_MAX:
             self._drop_old(now)
         # Counted from before the look-up, so that a revocation is never noticed later than promised.
-        seconds = self._seconds
+        seconds, away_seconds = self._seconds, self._away_seconds if key is not None else 0.0
         if key is not None and key.seconds_left is not None:
-            seconds = min(seconds, float(key.seconds_left))
-        self._known[key_id] = (now + seconds, key)
+            left = float(key.seconds_left)
+            seconds, away_seconds = min(seconds, left), min(away_seconds, left)
+        self._known[key_id] = (now + seconds, now + max(seconds, away_seconds), key)
         return key
 
     def forget(self) -> None:
@@ -83,7 +98,7 @@ class KeyRing:
         self._used.update(used)
 
     def _drop_old(self, now: float) -> None:
-        self._known = {key_id: known for key_id, known in self._known.items() if known[0] > now}
+        self._known = {key_id: known for key_id, known in self._known.items() if known[1] > now}
         if len(self._known) >= _REMEMBERED_MAX:
             self._known.clear()
 

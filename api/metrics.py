@@ -69,6 +69,21 @@ class Metrics:
         self.decision_asks = Histogram(
             "tallystick_decision_asks", "Asks of one array.", buckets=_EVENTS, registry=self.registry
         )
+        self.is_away = Gauge(
+            "tallystick_away", "1 while calls are decided without the database.", registry=self.registry
+        )
+        self.away_admitted = Counter(
+            "tallystick_away_admitted", "Calls that were admitted without the database.", registry=self.registry
+        )
+        self.away_booked = Counter(
+            "tallystick_away_booked", "Those that were booked when it was back.", registry=self.registry
+        )
+        self.away_unbooked = Gauge(
+            "tallystick_away_unbooked", "Those that are still to be booked.", registry=self.registry
+        )
+        self.away_unbookable = Counter(
+            "tallystick_away_unbookable", "Those that the database would not take.", registry=self.registry
+        )
         # Looking a label up costs more than counting.
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.away import AwayDecision
 from api.bodies import check_json, decode, read_body
 from api.documents import Room, answers, operation, path_parameter, query_parameter
 from api.errors import (
@@ -155,6 +156,12 @@ class ReservationReply(Struct, omit_defaults=True):
     expires_at: datetime | UnsetType = UNSET
     retry_at: Annotated[datetime | UnsetType, Meta(description="Refused: when there is room at the earliest.")] = UNSET
     is_replay: Annotated[bool, Meta(description="Decided earlier, under the same id.")] = False
+    is_away: Annotated[
+        bool,
+        Meta(
+            description="Decided without the database, from the allowance that its budgets give this replica, and booked when it is back."
+        ),
+    ] = False
 
 
 class BatchReply(Struct):
@@ -217,7 +224,7 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
 
     Errors: a `Refusal` for whatever must not go ahead, so that no client takes a refusal for an admission by its status.
     """
-    key = await services.keys.identify(authorization, "reservations:write")
+    key = await _asking(services, authorization)
     ask = _ask_of(key, decode(_ask_decoder, body), "")
     _check_zero_bytes(body, (ask,))
     (decision,) = await _decided(services, (ask,))
@@ -230,12 +237,14 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
             state=decision.state,
         )
     headers = {"location": f"{PATH}/{quote(decision.reservation_id, safe='')}", **_limits(decision.tightest, None)}
+    if isinstance(decision, AwayDecision):
+        headers["tallystick-away"] = "true"
     return 200 if decision.is_replay else 201, headers, _encode(_reply(decision))
 
 
 async def create_many(services: Services, authorization: str | None, body: bytes) -> Wire:
     """Decide the asks of a gateway that gathers; what is refused is told by its place."""
-    key = await services.keys.identify(authorization, "reservations:write")
+    key = await _asking(services, authorization)
     bodies = decode(_batch_decoder, body).reservations
     most = services.config.reservation_batch_max
     if len(bodies) > most:
@@ -244,6 +253,10 @@ async def create_many(services: Services, authorization: str | None, body: bytes
     _check_zero_bytes(body, asks)
     decisions = await _decided(services, asks)
     return 200, {}, _encode(BatchReply([_reply(decision) for decision in decisions]))
+
+
+async def _asking(services: Services, authorization: str | None) -> ApiKey:
+    return await services.keys.identify(authorization, "reservations:write", is_away=services.reserving.is_away)
 
 
 async def _decided(services: Services, asks: Sequence[Ask]) -> list[Decision]:
@@ -305,6 +318,7 @@ def _reply(decision: Decision) -> ReservationReply:
         UNSET if decision.expires_at is None else decision.expires_at,
         UNSET if decision.retry_at is None else decision.retry_at,
         decision.is_replay,
+        isinstance(decision, AwayDecision),
     )
 
 

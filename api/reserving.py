@@ -15,6 +15,7 @@ from zlib import crc32
 
 import psycopg
 
+from api.away import Away
 from api.config import Config
 from api.errors import BudgetBusy, Closing, DatabaseAway, DeadlinePassed, InvalidRequest, QueueFull, where
 from api.metrics import Metrics
@@ -79,10 +80,12 @@ class Shelf:
 class Flusher:
     """One connection, and the requests that wait for it."""
 
-    def __init__(self, config: Config, metrics: Metrics, shelf: Shelf) -> None:
+    def __init__(self, config: Config, metrics: Metrics, shelf: Shelf, away: Away, lost: Callable[[], bool]) -> None:
         self._config = config
         self._metrics = metrics
         self._shelf = shelf
+        self._away = away
+        self._lost = lost
         self._queue: deque[_Waiting] = deque()
         self._has_work = asyncio.Event()
         self._connection: Connection | None = None
@@ -148,7 +151,10 @@ class Flusher:
             await self._flush_by_tenant(kind, group)
             return
         except DatabaseAway as error:
-            _fail(group, error)
+            if kind == "reserve":
+                await self._decide_away(group)
+            else:
+                _fail(group, error)
             return
         except Exception as error:
             if len(group) > 1:
@@ -167,6 +173,16 @@ class Flusher:
             if not waiting.answer.done():
                 waiting.answer.set_result(answers[at:end])
             at = end
+
+    async def _decide_away(self, group: list[_Waiting]) -> None:
+        for waiting in group:
+            try:
+                answers = await self._away.decide(waiting.items, self._shelf.books)
+            except DatabaseAway as refusal:
+                _fail([waiting], refusal)
+            else:
+                if not waiting.answer.done():
+                    waiting.answer.set_result(list(answers))
 
     async def _flush_by_tenant(self, kind: Kind, group: list[_Waiting]) -> None:
         """Somebody holds a window for too long: find out whose, and let the other tenants pass."""
@@ -208,6 +224,7 @@ class Flusher:
         """
         pause = _SHORTEST_PAUSE_SECONDS
         books: Books | None = None
+        failures = 0
         while True:
             try:
                 connection = await self._connected()
@@ -223,6 +240,10 @@ class Flusher:
                 if self._connection is not None:
                     await self._connection.close()
                     self._connection = None
+                failures += 1
+                # One failure is a connection that broke; two in a row are a database that is away.
+                if kind == "reserve" and failures > 1 and self._lost():
+                    raise DatabaseAway("the database did not answer") from error
                 if time.monotonic() + pause > max(waiting.until for waiting in group):
                     raise DatabaseAway("the database did not answer") from error
                 log.warning("the database of decisions is away (%s); again", where(error))
@@ -284,17 +305,28 @@ def _fail(group: Sequence[_Waiting], error: Exception) -> None:
 class Reserving:
     """All flushers of a replica, and the bound of what may wait for them."""
 
-    def __init__(self, config: Config, metrics: Metrics) -> None:
+    def __init__(self, config: Config, metrics: Metrics, away: Away) -> None:
         self._config = config
         self._metrics = metrics
+        self._away = away
         self._shelf = Shelf()
-        self._flushers = [Flusher(config, metrics, self._shelf) for _ in range(config.reservation_flushers)]
+        self._flushers = [
+            Flusher(config, metrics, self._shelf, away, self._lose) for _ in range(config.reservation_flushers)
+        ]
+        self.is_away = False
+        """Whether calls are decided without the database, until it is back and knows of them."""
+        self._returning: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting = 0
         self._is_closing = False
         self._is_failed = False
 
     def start(self) -> None:
+        """Begin. Errors: OSError where the journal cannot be opened or is another process's."""
+        self._away.open()
+        self._away.start()
+        if self._away.has_unbooked:
+            self._leave()
         for flusher in self._flushers:
             task = asyncio.create_task(flusher.run())
             task.add_done_callback(self._ended)
@@ -309,6 +341,49 @@ class Reserving:
             await asyncio.wait(self._tasks)
         for flusher in self._flushers:
             await flusher.close()
+        if self._returning is not None:
+            self._returning.cancel()
+            await asyncio.gather(self._returning, return_exceptions=True)
+        await self._away.close()
+
+    def _lose(self) -> bool:
+        """Take note that the database is away; say whether anything can be decided without it."""
+        if not self._away.may_admit:
+            return False
+        self._leave()
+        return True
+
+    def _leave(self) -> None:
+        if not self.is_away:
+            log.error("the database is away: calls are decided without it, where their budgets allow that")
+            self.is_away = True
+            self._metrics.is_away.set(1)
+            self._returning = asyncio.create_task(self._return())
+            self._returning.add_done_callback(self._ended)
+
+    async def _return(self) -> None:
+        """Wait for the database, book what was admitted without it, and only then ask it again."""
+        pause = _SHORTEST_PAUSE_SECONDS
+        while self.is_away:
+            try:
+                async with await connect(self._config.writer_url, connect_timeout=2) as connection:
+                    books = await self._shelf.get(connection)
+                    while True:
+                        try:
+                            await self._away.book(connection, books)
+                        except StaleBooks:
+                            books = await self._shelf.renew(connection, books)
+                            continue
+                        # Between this look and the end nobody else runs.
+                        if not self._away.has_unbooked:
+                            self.is_away = False
+                            break
+            except (psycopg.Error, OSError, LookupError) as error:
+                log.warning("the database is still away (%s)", where(error))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._metrics.is_away.set(0)
+        log.warning("the database is back, and knows what was admitted without it")
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         # A fault of ours outside a statement: without this everybody would wait for their deadline, and nobody would know.
@@ -346,6 +421,8 @@ class Reserving:
             raise Closing("this replica is closing")
         if self._is_failed:
             raise Closing(_FAILED)
+        if self.is_away and kind == "reserve":
+            return list(await self._away.decide(items, self._shelf.books))
         count = len(items)
         if self._waiting + count > self._config.reservation_queue_max:
             raise QueueFull(f"{self._waiting} asks are waiting")

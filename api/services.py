@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from starlette.requests import Request
 
+from api.away import Away
 from api.config import Config
 from api.database import Operator, Reader
 from api.gather import Gather
@@ -45,7 +47,8 @@ class Services:
         async def budgets(asked: Sequence[Asked]) -> dict[Asked, TenantBudgets]:
             return (await reader.run(lambda connection: remaining(connection, asked))).tenants
 
-        ring = KeyRing(Gather(keys).get, config.key_seconds)
+        ring = KeyRing(Gather(keys).get, config.key_seconds, config.away_key_seconds)
+        away = Away(None if config.journal is None else Path(config.journal), reader, metrics)
         return cls(
             config=config,
             metrics=metrics,
@@ -55,7 +58,7 @@ class Services:
             keys=ring,
             key_watch=KeyWatch(ring, reader, config.api_url),
             commits=GroupCommit(config, metrics),
-            reserving=Reserving(config, metrics),
+            reserving=Reserving(config, metrics, away),
             # Two, so that one half of the crowd is answered while the other is read for.
             budgets=Gather(budgets, flights_max=2),
         )

@@ -4,6 +4,7 @@ LedgerError
 ├── Fenced                  another writer has claimed the feed
 ├── PositionLost            messages between two positions are gone
 ├── BatchTooLarge           a batch makes more rows than it can number
+├── MonthMissing            a month has no partition to put entries in
 ├── StaleBooks              parties, prices or periods changed since the batch was made
 ├── CommitUnknown           (ledger.posting) the connection broke while committing
 ├── LogChanged              (ingest.lanes) a partition ends before what was posted of it
@@ -45,6 +46,16 @@ class BatchTooLarge(LedgerError):
     def __init__(self, rows_max: int) -> None:
         self.rows_max = rows_max
         super().__init__(f"a batch can number {rows_max} rows, this one makes more; post it in parts")
+
+
+class MonthMissing(LedgerError):
+    """A month has no partition to put entries in; the batch is whole, and goes in once the partition is there."""
+
+    def __init__(self, month: str) -> None:
+        self.month = month
+        super().__init__(
+            f"{month} has no partition to put its entries in: the scheduler makes months ahead, and so does `tallystick period ahead`"
+        )
 
 
 class StaleBooks(LedgerError):

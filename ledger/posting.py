@@ -6,6 +6,7 @@ entries, whose triggers refuse closed periods and move budget windows by id.
 
 import contextlib
 import copy
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from ledger.books import Books, ensure_ids
 from ledger.database import CALENDAR_LOCK, Connection
 from ledger.dead_letters import Release, Released, note_released, readable
 from ledger.entries import COLUMNS, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
-from ledger.errors import ActRefused, BatchTooLarge, Fenced, LedgerError, StaleBooks, Unknown
+from ledger.errors import ActRefused, BatchTooLarge, Fenced, LedgerError, MonthMissing, StaleBooks, Unknown
 from ledger.feeds import Claim
 from ledger.keys import digest_uuid
 from ledger.meters import (
@@ -930,11 +931,15 @@ async def _post_once(
                 for rows in sealed.values():
                     await copy.write(rows.lines)
         failpoints.hit("post.before_commit")
-    except BaseException:
+    except BaseException as error:
         # A broken connection has rolled back by itself, and the first error is the one to tell.
         with contextlib.suppress(psycopg.Error):
             if not connection.closed:
                 await connection.execute("rollback")
+        if isinstance(error, psycopg.errors.CheckViolation) and error.diag.constraint_name is None:
+            # No check of ours: there is no partition for the row.
+            found = _MONTH.search(error.diag.message_detail or "")
+            raise MonthMissing(found[1] if found else "a month") from error
         raise
     if not keep:
         await connection.execute("rollback")
@@ -948,6 +953,9 @@ async def _post_once(
         held.next_position = batch.next_position
     return posted
 
+
+_MONTH: Final = re.compile(r"\((\d{4}-\d\d)-\d\d\)")
+"""In the detail of Postgres, whatever its language: the key of the row that no partition takes."""
 
 COPY_ENTRIES: Final = f"copy ledger.entries ({', '.join(COLUMNS)}) from stdin"
 

@@ -149,6 +149,7 @@ def run_checks(
             for name, severity in results
             for finding in _in_words(connection, name, severity, scope, facts, limits)
         ]
+        findings += _months_ahead(connection)
     return CheckReport(findings, facts["requests"], scope.until)
 
 
@@ -737,6 +738,56 @@ def _say_mix(c: _Context) -> list[str]:
         " the four weeks before"
         for row in rows[:VALUES_NAMED_MAX]
     ]
+
+
+def _months_ahead(connection: psycopg.Connection[Row]) -> list[Finding]:
+    """Say whose next month is missing while this one still goes on: usage of a month without a period or a partition stops.
+
+    It is no question of what arrived, and asks nobody's data, so it is no expectation of the checkpoint.
+    """
+    missing = connection.execute(
+        """
+        with months as (
+            -- The month in hand and the next one of each tenant, by its own clock.
+            select
+                t.tenant_id,
+                (date_trunc('month', clock_timestamp() at time zone v.time_zone) + make_interval(months => n))::date as month,
+                date_trunc('month', t.starts_at at time zone v.time_zone)::date as first_month
+            from ledger.tenants as t
+            cross join lateral (
+                select time_zone
+                from ledger.tenant_versions as v
+                where v.tenant_id = t.tenant_id
+                order by v.effective_at <= clock_timestamp() desc, abs(extract(epoch from v.effective_at - clock_timestamp()))
+                limit 1
+            ) as v
+            cross join generate_series(0, 1) as n
+        )
+
+        select
+            m.month,
+            to_regclass('ledger.entries_' || to_char(m.month, 'YYYY_MM')) is null as has_no_partition,
+            count(*) filter (where p.tenant_id is null) as count,
+            min(m.tenant_id) filter (where p.tenant_id is null) as first
+        from months as m
+        left join ledger.periods as p on p.tenant_id = m.tenant_id and p.posting_period = m.month
+        where m.month >= m.first_month
+        group by 1, 2
+        order by 1
+        """
+    ).fetchall()
+    advice = "`tallystick period ahead` makes it; is the scheduler running?"
+    findings = []
+    for row in missing:
+        if row["has_no_partition"]:
+            findings.append(Finding("months_ahead", "fail", f"{row['month']:%Y-%m} has no partition: {advice}"))
+        if row["count"]:
+            whose = (
+                f"{_counted(row['count'], 'tenant')}, {row['first']} among them," if row["count"] > 1 else row["first"]
+            )
+            has = "have" if row["count"] > 1 else "has"
+            findings.append(Finding("months_ahead", "fail", f"{whose} {has} no period {row['month']:%Y-%m}: {advice}"))
+    return findings
 
 
 _CHECKS: Final = (

@@ -127,7 +127,9 @@ def worker() -> None:
 
 
 def api() -> None:
-    """Answer over HTTP: events in, budgets and health out."""
+    """Answer over HTTP: may a call go ahead, usage in, budgets and health out."""
+    from urllib.parse import quote
+
     from api.config import Config
     from api.server import serve
     from migrations.run import newest_revision
@@ -146,6 +148,7 @@ def api() -> None:
             api_url=found.url_for(API),
             operator_url=operator_url,
             name=options.api_name,
+            journal=str(options.home / "api" / f"{quote(options.api_name, safe='')}.journal"),
             body_bytes_max=options.message_bytes_max,
             batch_events_max=options.batch_events_max,
             revision=newest_revision(),

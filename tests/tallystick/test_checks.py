@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ledger.database import connect
+from ledger.periods import ensure_partitions, ensure_periods
 from ledger.posting import Posted
 from ledger.sequences import take_sequences
 from tallystick import checks
@@ -300,3 +301,30 @@ def test_a_missing_extra_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_shares_are_said_with_the_digits_that_count(share: str, said: str) -> None:
     assert percent(Decimal(share)) == said
+
+
+async def test_a_month_that_is_not_prepared_is_a_fault_before_it_begins(ledger: Ledger) -> None:
+    """The next month lacks a period of one tenant, then of two, then its partition; the one after next may wait."""
+    ledger.add_tenant("t-beta", first_period=NOW.date().replace(day=1), months=8)
+    await post(ledger, make_event("a", lane="batch"))
+    following = (NOW.date().replace(day=1) + timedelta(days=32)).replace(day=1)
+    later = (following + timedelta(days=32)).replace(day=1)
+    advice = "`tallystick period ahead` makes it; is the scheduler running?"
+    remove = "delete from ledger.periods where posting_period = %s and tenant_id = any(%s)"
+    ledger.superuser.execute(remove, [later, ["t-alpha", "t-beta"]])
+    assert found(check(ledger)) == []
+    ledger.superuser.execute(remove, [following, ["t-beta"]])
+    assert found(check(ledger)) == [("fail", "months_ahead", f"t-beta has no period {following:%Y-%m}: {advice}")]
+    ledger.superuser.execute(remove, [following, ["t-alpha"]])
+    ledger.superuser.execute(f"drop table ledger.entries_{following:%Y_%m}")
+    report = check(ledger)
+    assert found(report) == [
+        ("fail", "months_ahead", f"{following:%Y-%m} has no partition: {advice}"),
+        ("fail", "months_ahead", f"2 tenants, t-alpha among them, have no period {following:%Y-%m}: {advice}"),
+    ]
+    assert report.failed
+    async with await connect(ledger.database.url_for("tallystick_operator")) as operator:
+        at = time.time_ns() // 1000
+        await ensure_partitions(operator, now=at)
+        await ensure_periods(operator, now=at)
+    assert found(check(ledger)) == []
