@@ -148,7 +148,10 @@ BUDGET_EXAMPLE: Final = {
     "held": "0",
     "remaining": "99.6",
     "hardness": "hard",
+    "is_tightest": True,
+    "thresholds_reached": [],
     "unpriced_count": 0,
+    "unpriced_tokens": 0,
     "last_batch_id": 1042,
 }
 _FEEDS_EXAMPLE: Final = {"lag_ms": 850, "in_use_count": 2, "silent_count": 0}

@@ -47,8 +47,14 @@ class Remaining(msgspec.Struct, frozen=True):
     remaining: str | None
     """limit - posted - held; below zero when overrun, and None without limit."""
     hardness: str
+    is_tightest: bool
+    """Of all that are shown, the hard one with the smallest share of its limit left: it is likely to refuse first."""
+    thresholds_reached: list[str]
+    """Those of its thresholds, shares of the limit, that posted + held reach now."""
     unpriced_count: int
     """Requests in scope whose amount or count is not known: what is posted is then too low."""
+    unpriced_tokens: int
+    """Tokens in scope whose amount is not known, those of a later part of a request too."""
     last_batch_id: int | None
     """The batch that moved it last; None before the first."""
 
@@ -135,7 +141,7 @@ def _from_row(tenant_id: str, zone: str, row: Sequence[Any]) -> Remaining:
     budget_id, *scope = row[:9]
     (
         group_by, group_key, unit, currency, kind, days, anchor, start,
-        limit, posted, held, left, hardness, unpriced_count, last_batch_id,
+        limit, posted, held, left, hardness, is_tightest, reached, unpriced_count, unpriced_tokens, last_batch_id,
     ) = row[9:]  # fmt: skip
     return Remaining(
         budget_id=budget_id,
@@ -149,7 +155,10 @@ def _from_row(tenant_id: str, zone: str, row: Sequence[Any]) -> Remaining:
         held=held,
         remaining=left,
         hardness=hardness,
+        is_tightest=is_tightest,
+        thresholds_reached=reached,
         unpriced_count=unpriced_count,
+        unpriced_tokens=unpriced_tokens,
         last_batch_id=last_batch_id,
     )
 

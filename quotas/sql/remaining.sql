@@ -86,13 +86,25 @@ shown as (
         coalesce(w.posted, 0) as posted,
         coalesce(w.held, 0) as held,
         coalesce(w.unpriced_count, 0) as unpriced_count,
-        w.last_batch_id
+        coalesce(w.unpriced_tokens, 0) as unpriced_tokens,
+        w.last_batch_id,
+        quotas.limit_of(d.limit_amount, g.budget_id, g.limit_amount) as own_limit
     from dated as d
     -- The empty text keeps the planner from the primary key, by which it would read a template's windows of all tenants.
     left join quotas.windows as w
         on w.tenant_id = d.asked_tenant_id
         and w.window_start = d.window_start
         and w.budget_id || '' = d.budget_id
+    left join quotas.group_limits as g
+        on d.group_by <> '{}'
+        and g.budget_id = d.budget_id
+        and g.group_key = coalesce(
+            w.group_key,
+            -- Before the first movement only these two are known.
+            quotas.group_key(
+                d.group_by, d.asked_tenant_id, null, null, null, null, null, null, null, coalesce(d.currency, d.charge_currency)
+            )
+        )
     where
         w.budget_id is not null
         -- Without movements only a group that is known beforehand can be shown.
@@ -143,12 +155,38 @@ select
     s.window_days,
     s.anchor,
     s.window_start,
-    trim_scale(s.limit_amount)::text as limit_amount,
+    trim_scale(s.own_limit)::text as limit_amount,
     trim_scale(s.posted)::text as posted,
     trim_scale(s.held)::text as held,
-    trim_scale(s.limit_amount - s.posted - s.held)::text as remaining,
+    trim_scale(s.own_limit - s.posted - s.held)::text as remaining,
     s.hardness,
+    -- The hard one with the smallest share of its limit left; a limit of zero leaves nothing to share.
+    s.own_limit is not null
+    and s.hardness = 'hard'
+    and row_number() over (
+        partition by t.number
+        order by
+            case
+                when s.hardness <> 'hard' or s.own_limit is null then null
+                when s.own_limit = 0 then '-Infinity'::numeric
+                else (s.own_limit - s.posted - s.held) / s.own_limit
+            end,
+            s.budget_id,
+            s.group_key
+    ) = 1 as is_tightest,
+    case
+        when s.own_limit is not null and s.thresholds <> '{}'
+            then
+                array(
+                    select trim_scale(h.threshold)::text
+                    from unnest(s.thresholds) as h (threshold)
+                    where s.posted + s.held >= h.threshold * s.own_limit
+                    order by h.threshold
+                )
+        else '{}'
+    end as thresholds_reached,
     s.unpriced_count,
+    s.unpriced_tokens,
     s.last_batch_id
 from lag as l
 left join tenants as t on true

@@ -45,7 +45,10 @@ async def test_a_budget_without_movements_shows_zero_and_its_window(world: Ledge
         "held": "0",
         "remaining": "100.5",
         "hardness": "hard",
+        "is_tightest": True,
+        "thresholds_reached": [],
         "unpriced_count": 0,
+        "unpriced_tokens": 0,
         "last_batch_id": None,
     }
     assert answer.json()["last_batch_id"] is None
