@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from api import (
     budgets,
+    dead_letters,
     docs,
     events,
     health,
@@ -33,6 +34,7 @@ ROOMS: Final[tuple[Room, ...]] = (
     reservations.ROOM,
     budgets.ROOM,
     usage.ROOM,
+    dead_letters.ROOM,
     health.ROOM,
     docs.ROOM,
 )
