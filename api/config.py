@@ -53,6 +53,12 @@ class Config:
     """Apart from those, so that no report keeps a gateway waiting."""
     report_seconds: float = 10.0
     """A report that takes longer is refused."""
+    grace_days: int = 3
+    """Days in which late usage still enters a month that has ended, or was opened again."""
+    months_ahead: int = 3
+    """Months for which a new tenant gets periods."""
+    second_person: frozenset[str] = frozenset()
+    """Acts that take effect once a second person has agreed."""
     page_tenants_max: int = 1_000
     page_rows_max: int = 1_000
     revision: str | None = None

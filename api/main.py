@@ -16,6 +16,8 @@ from api import (
     docs,
     events,
     health,
+    parties,
+    periods,
     reservations,
     usage,
 )
@@ -35,6 +37,8 @@ ROOMS: Final[tuple[Room, ...]] = (
     budgets.ROOM,
     usage.ROOM,
     dead_letters.ROOM,
+    parties.ROOM,
+    periods.ROOM,
     health.ROOM,
     docs.ROOM,
 )

@@ -212,9 +212,11 @@ async def add_tenant(
     await ensure_partitions(connection, now=now, months_ahead=months_ahead)
 
 
-async def list_tenants(connection: Connection, *, now: int) -> list[TenantRecord]:
-    """List tenants by id, each as of an instant."""
-    return await _tenant_records(connection, now, None)
+async def list_tenants(
+    connection: Connection, *, now: int, after: str = "", limit: int | None = None
+) -> list[TenantRecord]:
+    """List tenants by id, each as of an instant; `after` and `limit` for a page of them."""
+    return await _tenant_records(connection, now, None, after, limit)
 
 
 async def find_tenant(connection: Connection, tenant_id: str, *, now: int) -> TenantRecord:
@@ -225,7 +227,9 @@ async def find_tenant(connection: Connection, tenant_id: str, *, now: int) -> Te
     return found[0]
 
 
-async def _tenant_records(connection: Connection, now: int, tenant_id: str | None) -> list[TenantRecord]:
+async def _tenant_records(
+    connection: Connection, now: int, tenant_id: str | None, after: str = "", limit: int | None = None
+) -> list[TenantRecord]:
     async with connection.cursor(row_factory=class_row(TenantRecord)) as cursor:
         await cursor.execute(
             """
@@ -241,10 +245,11 @@ async def _tenant_records(connection: Connection, now: int, tenant_id: str | Non
                 order by v.effective_at <= %(now)s desc, abs(extract(epoch from v.effective_at - %(now)s))
                 limit 1
             ) as v
-            where %(tenant_id)s::text is null or t.tenant_id = %(tenant_id)s
+            where (%(tenant_id)s::text is null or t.tenant_id = %(tenant_id)s) and t.tenant_id > %(after)s
             order by t.tenant_id
+            limit %(limit)s
             """,
-            {"now": from_micros(now), "tenant_id": tenant_id},
+            {"now": from_micros(now), "tenant_id": tenant_id, "after": after, "limit": limit},
         )
         return await cursor.fetchall()
 
@@ -803,8 +808,14 @@ async def find_model(connection: Connection, provider: str, model: str) -> Model
     raise Unknown(f"model of {provider}", model)
 
 
-async def list_models(connection: Connection, provider: str | None = None) -> list[ModelRecord]:
-    """List models by provider and id."""
+async def list_models(
+    connection: Connection,
+    provider: str | None = None,
+    *,
+    after: tuple[str, str] | None = None,
+    limit: int | None = None,
+) -> list[ModelRecord]:
+    """List models by provider and id; `after` (a provider and an id) and `limit` for a page of them."""
     async with connection.cursor(row_factory=class_row(ModelRecord)) as cursor:
         await cursor.execute(
             """
@@ -817,10 +828,18 @@ async def list_models(connection: Connection, provider: str | None = None) -> li
                     order by 1
                 ) as aliases
             from ledger.models as m
-            where %(provider)s::text is null or m.provider = %(provider)s
+            where
+                (%(provider)s::text is null or m.provider = %(provider)s)
+                and (%(after_provider)s::text is null or (m.provider, m.model) > (%(after_provider)s, %(after_model)s))
             order by m.provider, m.model
+            limit %(limit)s
             """,
-            {"provider": provider},
+            {
+                "provider": provider,
+                "after_provider": None if after is None else after[0],
+                "after_model": None if after is None else after[1],
+                "limit": limit,
+            },
         )
         return await cursor.fetchall()
 

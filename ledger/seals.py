@@ -62,13 +62,13 @@ def seal_digest(tenant_id: str, month: date, lines: Iterable[Line]) -> bytes:
 
 
 def sums_by_currency(lines: Iterable[Line], book: str) -> dict[str, Decimal]:
-    """Return the amounts of a book by currency; what has no currency is unpriced and has no amount."""
+    """Return the amounts of a book by currency, in the shortest digits; what has no currency is unpriced and has none."""
     currency, amount = COLUMNS.index(f"{book}_currency"), COLUMNS.index(f"{book}_amount")
     sums: dict[str, Decimal] = {}
     for line in lines:
         if line[currency] is not None:
             sums[line[currency]] = EXACT.add(sums.get(line[currency], Decimal(0)), line[amount])
-    return sums
+    return {code: Decimal(_text(sums[code])) for code in sorted(sums)}
 
 
 def total(lines: Iterable[Line], measure: str) -> int:
@@ -156,7 +156,7 @@ async def _insert(connection: Connection, tenant_id: str, month: date, number: i
 
 
 def _sums(lines: Sequence[Line], book: str) -> Jsonb:
-    return Jsonb({currency: _text(amount) for currency, amount in sorted(sums_by_currency(lines, book).items())})
+    return Jsonb({currency: f"{amount:f}" for currency, amount in sums_by_currency(lines, book).items()})
 
 
 async def list_seals(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.commands.common import CommandError, counted, say, settings
+from tallystick.commands.common import CommandError, counted, say, second_person_acts, settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,6 +151,9 @@ def api() -> None:
             journal=str(options.home / "api" / f"{quote(options.api_name, safe='')}.journal"),
             body_bytes_max=options.message_bytes_max,
             batch_events_max=options.batch_events_max,
+            grace_days=options.grace_days,
+            months_ahead=options.months_ahead,
+            second_person=second_person_acts(),
             revision=newest_revision(),
         )
         try:
