@@ -330,14 +330,20 @@ async def test_prices_that_changed_are_the_ones_that_count(world: Ledger, gatewa
 # --- How it ends ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_settle_with_its_event_posts_it_once(world: Ledger, gateway: Gateway) -> None:
+async def test_a_settle_with_its_event_closes_the_reservation_in_the_commit_that_posts_it(
+    world: Ledger, gateway: Gateway
+) -> None:
     add_budget(world, limit="1.00")
     await gateway.reserve()
-    event = make_event("ev-1", reservation_id="r-1", time=datetime.now(UTC).isoformat())
-    for outcome in ("created", "duplicate"):
-        answer = await gateway.post("reservations/r-1:settle", {"tenant_id": "t-alpha", "event": event})
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["event"]["outcome"] == outcome
+    now = datetime.now(UTC).isoformat()
+    event = make_event("ev-1", reservation_id="r-1", time=now)
+    answer = await gateway.post("reservations/r-1:settle", {"tenant_id": "t-alpha", "event": event})
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["state"], told["is_changed"], told["event"]["outcome"]) == ("settled", True, "created")
+    assert world.rows("select posted, held from quotas.windows where budget_id = 'b-1'") == [(PRICE, 0)]
+    again = (await gateway.post("reservations/r-1:settle", {"tenant_id": "t-alpha", "event": event})).json()
+    assert (again["state"], again["is_changed"], again["event"]["outcome"]) == ("settled", False, "duplicate")
     assert world.total() == PRICE
 
 

@@ -12,7 +12,8 @@ Cut = Literal["before", "after", "delayed"]
 
 
 class Wire:
-    """Passes bytes on both ways. Once armed, it cuts one session at its next commit.
+    """Passes bytes on both ways. Once armed, it cuts one session at its next commit, or at another word that ends a
+    transaction: a statement that stands alone commits by itself.
 
     before: the server never hears the word. after: it does, and its answer is lost. delayed: the client is cut off at
     once, and the server hears the word only `seconds` later.
@@ -23,11 +24,12 @@ class Wire:
         self._folder = folder
         self._cut: Cut | None = None
         self._seconds = 0.0
+        self._word = b"commit"
         self._sessions: set[asyncio.Task[None]] = set()
         self.cuts = 0
 
-    def arm(self, cut: Cut, seconds: float = 0.0) -> None:
-        self._cut, self._seconds = cut, seconds
+    def arm(self, cut: Cut, seconds: float = 0.0, word: bytes = b"commit") -> None:
+        self._cut, self._seconds, self._word = cut, seconds, word
 
     def url_for(self, role: str, database: str) -> str:
         return PostgresAddress(self._folder, self._server.port).url_for(role, database)
@@ -55,7 +57,7 @@ class Wire:
         back = asyncio.create_task(_pass_on(from_server, to_client))
         try:
             while data := await client.read(65_536):
-                if self._cut is not None and b"commit" in data:
+                if self._cut is not None and self._word in data:
                     await self._cut_at(data, back, to_client, to_server)
                     return
                 to_server.write(data)
