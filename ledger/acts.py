@@ -44,7 +44,6 @@ _NAMED_BY: Final[Mapping[str, str]] = {
     "sources": "source",
     "accounts": "provider_account",
     "models": "model",
-    "periods": "tenant_id",
 }
 
 

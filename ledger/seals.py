@@ -77,6 +77,16 @@ def total(lines: Iterable[Line], measure: str) -> int:
     return sum(line[place] for line in lines)
 
 
+def head_of(lines: Sequence[Line]) -> tuple[int, int, int, dict[str, str], dict[str, str]]:
+    """Return what a seal says of its lines: (lines, rows, requests, costs by currency, charges by currency)."""
+    rows = total(lines, "entry_count") + total(lines, "evidence_count")
+    return len(lines), rows, total(lines, "request_count"), _sums(lines, "cost"), _sums(lines, "charge")
+
+
+def _sums(lines: Sequence[Line], book: str) -> dict[str, str]:
+    return {currency: f"{amount:f}" for currency, amount in sums_by_currency(lines, book).items()}
+
+
 # --- In the database --------------------------------------------------------------------------------------------------
 
 
@@ -138,13 +148,13 @@ async def seal_period(connection: Connection, tenant_id: str, month: date) -> Se
 
 
 async def _insert(connection: Connection, tenant_id: str, month: date, number: int, lines: Sequence[Line]) -> None:
+    line_count, row_count, request_count, cost_sums, charge_sums = head_of(lines)
     await connection.execute(
         "insert into ledger.seals (tenant_id, posting_period, close_number, line_count, row_count, request_count, cost_sums,"
         " charge_sums, cost_unpriced_count, charge_unpriced_count, usage_missing_count, digest, digest_version)"
         " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         [
-            tenant_id, month, number, len(lines), total(lines, "entry_count") + total(lines, "evidence_count"),
-            total(lines, "request_count"), _sums(lines, "cost"), _sums(lines, "charge"),
+            tenant_id, month, number, line_count, row_count, request_count, Jsonb(cost_sums), Jsonb(charge_sums),
             total(lines, "cost_unpriced_count"), total(lines, "charge_unpriced_count"),
             total(lines, "usage_missing_count"), seal_digest(tenant_id, month, lines), DIGEST_VERSION,
         ],
@@ -153,10 +163,6 @@ async def _insert(connection: Connection, tenant_id: str, month: date, number: i
     async with connection.cursor().copy(f"copy ledger.seal_lines ({named}) from stdin") as copy:
         for place, line in enumerate(lines, 1):
             await copy.write_row([tenant_id, month, number, place, *line])
-
-
-def _sums(lines: Sequence[Line], book: str) -> Jsonb:
-    return Jsonb({currency: f"{amount:f}" for currency, amount in sums_by_currency(lines, book).items()})
 
 
 async def list_seals(

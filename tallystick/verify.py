@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import psycopg
 
-from ledger import chain
+from ledger import chain, seals
 from ledger.entries import COLUMNS
 from ledger.posting import ROWS_PER_BATCH
 from tallystick.addresses import libpq_url
@@ -60,7 +60,7 @@ class Failure:
     """One thing that does not hold."""
 
     part: str
-    """chain, batches, keys, requests, budgets, excess, totals, lines, marts or heads."""
+    """chain, batches, keys, requests, budgets, excess, totals, lines, seals, marts or heads."""
     text: str
 
 
@@ -111,8 +111,8 @@ def verify(
 ) -> Proof:
     """Recompute everything that can be recomputed; `heads` is a file of published chain heads to hold the chain against.
 
-    With `since`, only what was recorded from then on is held against itself: chain, batches, keys and lines. Requests, budgets
-    and marts are about the whole ledger. `url` logs in as tallystick_operator, or as somebody who may read as much. Memory
+    With `since`, only what was recorded from then on is held against itself: chain, batches, keys and lines. Requests, budgets,
+    seals and marts are about the whole ledger. `url` logs in as tallystick_operator, or as somebody who may read as much. Memory
     stays bounded whatever the ledger's size; time is linear, since every row is read several times.
     """
     started = time.monotonic()
@@ -128,8 +128,11 @@ def verify(
             told(part)
             failures += _broken(connection, part, scope.filled((PROOFS / f"{part}.sql").read_text()))
         if scope.first_batch:
-            notes.append("requests, budgets and marts are about the whole ledger, and were not looked at")
+            notes.append("requests, budgets, seals and marts are about the whole ledger, and were not looked at")
         else:
+            told("seals")
+            failures += _named("seals", _broken_seals(connection))
+            notes += _unsealed(connection)
             told("marts")
             mart_failures, mart_notes = _broken_marts(connection)
             failures += mart_failures
@@ -351,6 +354,59 @@ def _first_difference(connection: Connection, period: date, batch_id: int) -> st
 
 
 # --- Marts ------------------------------------------------------------------------------------------------------------
+
+
+def _broken_seals(connection: Connection) -> Iterator[str]:
+    """Hold each seal against its own lines, and the one that counts against the rows of its month while they are here."""
+    listed = connection.execute(
+        "select s.tenant_id, s.posting_period, s.close_number, s.digest, s.line_count, s.row_count, s.request_count,"
+        " s.cost_sums, s.charge_sums, p.state = 'closed' and p.close_number = s.close_number,"
+        " ledger.is_retired(s.posting_period)"
+        " from ledger.seals as s join ledger.periods as p using (tenant_id, posting_period) order by 1, 2, 3"
+    ).fetchall()
+    columns = ", ".join(seals.COLUMNS)
+    for (
+        tenant_id,
+        month,
+        number,
+        digest,
+        line_count,
+        row_count,
+        request_count,
+        cost,
+        charge,
+        counts,
+        is_retired,
+    ) in listed:
+        name = f"seal {number} of tenant {tenant_id} for {month:%Y-%m}"
+        lines: list[seals.Line] = list(
+            connection.execute(
+                f"select {columns} from ledger.seal_lines where tenant_id = %s and posting_period = %s and close_number = %s"
+                " order by line_number".encode(),
+                [tenant_id, month, number],
+            )
+        )
+        if seals.seal_digest(tenant_id, month, lines) != digest:
+            yield f"{name}: its lines do not have its digest"
+        head = (line_count, row_count, request_count, cost, charge)
+        if seals.head_of(lines) != head:
+            yield f"{name}: its lines do not add up to it"
+        if counts and not is_retired:
+            folded = connection.execute(
+                f"select {columns} from ledger.period_totals(%s, %s)".encode(), [tenant_id, month]
+            ).fetchall()
+            texts = [[seals.canonical_line(line) for line in seals.in_order(each)] for each in (folded, lines)]
+            if texts[0] != texts[1]:
+                yield f"{name}: the rows of the month no longer come to it"
+
+
+def _unsealed(connection: Connection) -> list[str]:
+    row = connection.execute(
+        "select count(*) from ledger.periods as p where p.state = 'closed' and not exists (select from ledger.seals as s"
+        " where s.tenant_id = p.tenant_id and s.posting_period = p.posting_period and s.close_number = p.close_number)"
+    ).fetchone()
+    assert row is not None
+    return [f"{row[0]:,} closed months have no seal yet: run `tallystick period seal`"] if row[0] else []
 
 
 def _broken_marts(connection: Connection) -> tuple[list[Failure], list[str]]:

@@ -3,11 +3,13 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
 
+from ledger import closing
+from ledger.database import connect
 from tallystick.verify import Proof, publish_heads, verify
 from tests.factories import NODE, make_event
 from tests.quotas.support import set_budget
@@ -74,7 +76,7 @@ async def test_what_is_posted_while_the_proof_runs_does_not_disturb_it(ledger: L
     assert proved.ok, proved.failures
     # The first statement, after the first word, takes the snapshot.
     assert proved.checked["batches"] == 4
-    assert verify(url).checked["batches"] == 3 + 9
+    assert verify(url).checked["batches"] == 3 + 10
 
 
 FIRST = "(select min(entry_id) from ledger.entries)"
@@ -326,3 +328,47 @@ async def test_a_file_that_holds_no_head_proves_nothing(ledger: Ledger, tmp_path
     assert [failure.text for failure in proof(ledger, heads=path).failures] == [
         "no line of heads.jsonl is a published head"
     ]
+
+
+# --- Seals --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def sealed(ledger: Ledger) -> Ledger:
+    """The same, closed and sealed for January."""
+    ledger.superuser.execute("set session_replication_role = origin")
+    async with await connect(ledger.database.url_for("tallystick_operator")) as operator:
+        await closing.close_periods(operator, "test", date(2026, 1, 1))
+        assert "2 closed months have no seal yet: run `tallystick period seal`" in proof(ledger).notes
+        assert len(await closing.seal_pending(operator)) == 2
+    ledger.superuser.execute("set session_replication_role = replica")
+    assert proof(ledger).ok
+    assert len(proof(ledger).notes) == 3
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("statement", "failures"),
+    [
+        (
+            "update ledger.seal_lines set charge_amount = 7 where tenant_id = 't-alpha'",
+            [
+                "its lines do not have its digest",
+                "its lines do not add up to it",
+                "the rows of the month no longer come to it",
+            ],
+        ),
+        ('update ledger.seals set charge_sums = \'{"USD": "7"}\'', ["its lines do not add up to it"]),
+        (
+            "insert into ledger.entries select (jsonb_populate_record(e, jsonb_build_object('entry_id', entry_id + 9))).*"
+            " from ledger.entries as e where tenant_id = 't-alpha' and kind = 'usage'",
+            ["the rows of the month no longer come to it"],
+        ),
+    ],
+)
+async def test_a_seal_tells_what_was_changed_after_it(sealed: Ledger, statement: str, failures: list[str]) -> None:
+    sealed.superuser.execute(statement.encode())
+    found = [
+        failure.text for failure in proof(sealed).failures if failure.part == "seals" and "t-alpha" in failure.text
+    ]
+    assert found == [f"seal 1 of tenant t-alpha for 2026-01: {failure}" for failure in failures]
