@@ -406,11 +406,16 @@ def _main(known: Known) -> Standing:
     return known.main
 
 
+def _next(decision: int) -> int:
+    """Return the rank of the next decision of a person: above the last one, and above a request that was taken back."""
+    return max(decision, 0) + 1
+
+
 def _head(known: Known, said: Said, dimensions: tuple[str | None, ...], **other: Any) -> Statement:
     """Return who, when and what for of a correction: by a person's decision, and otherwise ranked as what it corrects."""
     decision, has_usage, is_final, is_reported, source_rank, revision = known.rank
     values: dict[str, Any] = {
-        "rank": (decision + 1, has_usage, is_final, is_reported, source_rank, revision),
+        "rank": (_next(decision), has_usage, is_final, is_reported, source_rank, revision),
         "is_final": bool(is_final),
         "revision": revision,
         **other,
@@ -476,7 +481,9 @@ def _counts(quantities: Quantities) -> EntriesFor:
         counted = {meter: count for meter, count in quantities.items() if count}
         part = Part(dimensions[_PLACE["model"]], dimensions[_PLACE["reported_model"]], counted)
         statement = msgspec.structs.replace(
-            _head(known, said, tuple(dimensions), rank=(decision + 1, 1, 1, 1, source_rank, revision), is_final=True),
+            _head(
+                known, said, tuple(dimensions), rank=(_next(decision), 1, 1, 1, source_rank, revision), is_final=True
+            ),
             parts=(part,),
         )
         (priced,) = price_statement(books, statement, known.occurred_at, "adjustment", missing)
@@ -617,7 +624,7 @@ async def _plan_report(connection: Connection, books: Books, wanted: Wanted, cha
             event_key=said.event_key,
             content_hash=said.content_hash,
             request_key=known.request_key,
-            rank=(known.rank[0] + 1, *kept.rank[1:]),
+            rank=(_next(known.rank[0]), *kept.rank[1:]),
             occurred_at=known.occurred_at,
             dimensions=kept.dimensions,
             parts=kept.parts,
@@ -708,7 +715,7 @@ async def _plan_content(connection: Connection, books: Books, wanted: Wanted, ch
             given,
             event_key=said.event_key,
             content_hash=said.content_hash,
-            rank=(decision + 1, *given.rank[1:]),
+            rank=(_next(decision), *given.rank[1:]),
             # A person's word passes over the time window.
             refused_if_new=None,
         )

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -24,7 +24,8 @@ from ledger.billing_rules import fee_identity, fee_key, rule_that_frees
 from ledger.books import Books, ensure_ids
 from ledger.database import CALENDAR_LOCK, Connection
 from ledger.dead_letters import Release, Released, note_released, readable
-from ledger.entries import COLUMNS, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
+from ledger.differences import Said, fingerprint, is_settled, sides
+from ledger.entries import COLUMNS, NULL, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
 from ledger.errors import ActRefused, BatchTooLarge, Fenced, LedgerError, MonthMissing, StaleBooks, Unknown
 from ledger.feeds import Claim
 from ledger.keys import digest_uuid
@@ -69,6 +70,7 @@ _REPORTED_MODEL: Final = DIMENSIONS.index("reported_model")
 _MODEL: Final = DIMENSIONS.index("model")
 _TIER: Final = DIMENSIONS.index("service_tier")
 _REGION: Final = DIMENSIONS.index("region")
+_REQUEST: Final = DIMENSIONS.index("request_id")
 
 _NO_OPEN_PERIOD: Final = Refused("no_open_period", "tenant_id: has no open period for this time")
 
@@ -548,6 +550,22 @@ class _Request(msgspec.Struct, gc=False):
     is_changed: bool = False
     is_begun_anew: bool = False
     """What stood was taken back, and this report is its first again."""
+    counted: int | None = None
+    """Fingerprint of what counts; None where nobody could hold a report against it."""
+
+    def may_differ(self, statement: Statement, entries: Sequence[Entry]) -> bool:
+        """Say whether a report has to be held against what stands. A person's word, and what is not final, is not."""
+        return (
+            not self.rank[0]
+            and statement.claims_request
+            and is_settled(self.rank)
+            and is_settled(statement.rank)
+            and fingerprint(entries) != self.counted
+        )
+
+    @property
+    def is_standing_known(self) -> bool:
+        return self.said is not None or self.stands is not None
 
     def standing(self) -> list[Standing]:
         if self.said is not None:
@@ -602,6 +620,7 @@ class _Writing:
     still_refused: dict[int, _Letter] = field(default_factory=dict)
     """By item: what a dead letter is that was released and is one still."""
     windows: list[Window] = field(default_factory=list)
+    differences: list[dict[str, Any]] = field(default_factory=list)
     missing: Missing = field(default_factory=Missing)
     periods: dict[str, tuple[list[int], list[date]]] = field(default_factory=dict)
     """By tenant: ends and names of the periods that take entries."""
@@ -682,6 +701,7 @@ class _Writing:
                     is_new=request is None or request.is_new,
                     said=item.entries,
                     is_begun_anew=request is not None,
+                    counted=fingerprint(item.entries) if is_settled(statement.rank) else None,
                 )
             self._book_fees(item.fees, period)
             return _CREATED if statement.claims_request else _EVIDENCE
@@ -698,6 +718,9 @@ class _Writing:
         if beats and self._needs_a_person(statement, request):
             beats, flags = False, ("proposed",)
         said = entries
+        differ = None
+        if request.is_standing_known and request.may_differ(statement, said):
+            differ = sides(request.standing(), said)
         if beats:
             stood = request.standing()
             entries = true_up(reported(stood), said, request.entry_id)
@@ -708,6 +731,8 @@ class _Writing:
         if None in periods:
             return self._refuse(self.batch.body_of(index), _NO_OPEN_PERIOD, index)
         self._accept(statement)
+        if differ is not None:
+            self._note(statement, request, differ, entries[0], is_counted=beats)
         for entry, period in zip(entries, periods, strict=True):
             assert period is not None
             self._write([entry], [tail(entry)], period)
@@ -720,7 +745,36 @@ class _Writing:
         else:
             request.stands, request.said = None, said
         request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
+        request.counted = fingerprint(said) if is_settled(statement.rank) else None
         return _CREATED
+
+    def _note(
+        self, statement: Statement, request: _Request, differ: tuple[Said, Said], first: Entry, *, is_counted: bool
+    ) -> None:
+        """Note that a report whose rows come next differs from what another source said."""
+        stood, said = differ
+        self.differences.append(
+            {
+                "tenant_id": first.dimensions[0],
+                "request_id": first.dimensions[_REQUEST],
+                "request_key": statement.request_key,
+                "occurred_at": postgres_text(request.occurred_at),
+                "recorded_at": self.recorded_text,
+                "batch_id": self.batch_id,
+                "entry_id": self.batch_id * ROWS_PER_BATCH + self.ordinal,
+                "is_counted": is_counted,
+                "stood_source": stood.source,
+                "said_source": said.source,
+                "stood_quantities": dict(stood.quantities),
+                "said_quantities": dict(said.quantities),
+                "stood_charge": _decimal(stood.charge),
+                "said_charge": _decimal(said.charge),
+                "charge_currency": said.charge_currency,
+                "stood_cost": _decimal(stood.cost),
+                "said_cost": _decimal(said.cost),
+                "cost_currency": said.cost_currency or stood.cost_currency,
+            }
+        )
 
     def _correct(self, item: Correction) -> Result:
         """Write what a correction makes of a request as it stands now."""
@@ -750,6 +804,7 @@ class _Writing:
         request.stands = fold([*request.stands, *(standing(entry) for entry in entries)])
         if item.is_statement:
             request.rank, request.best_event_key, request.is_changed = statement.rank, statement.event_key, True
+            request.counted = None
         return _CREATED
 
     def _book_fees(self, fees: Sequence[Priced], period: date | None) -> None:
@@ -872,13 +927,6 @@ def _is_lower(said: Quantities, stood: Quantities) -> bool:
         return True
     tokens = INPUT_TOKEN_METERS | OUTPUT_TOKEN_METERS
     return any(said.get(meter, 0) < count for meter, count in stood.items() if meter not in tokens)
-
-
-def statements_of(batch: Batch) -> Iterator[Statement]:
-    """Yield the statements of a batch in order."""
-    for item in batch.items:
-        if isinstance(item, Priced):
-            yield item.statement
 
 
 async def post(connection: Connection, held: Claim, batch: Batch, books: Books, *, keep: bool = True) -> Posted:
@@ -1013,12 +1061,14 @@ async def _begin(
         # The key of a fee is that of its request; nearly all were booked once and stand.
         wanted = f"{wanted} or key = any(%(fees)s::uuid[]) and rank[1] < 0"
     cursor = await connection.execute(
-        "select key::text, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key::text"
+        "select key::text, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key::text, counted"
         f" from ledger.requests where {wanted} order by key {lock}",
         {"requests": _array(request_keys), "fees": _array(booked)},
     )
-    for key, rank, period, entry_id, entry_count, occurred_at, best in await cursor.fetchall():
-        writing.requests[key] = _Request(tuple(rank), period, entry_id, entry_count, micros(occurred_at), best, False)
+    for key, rank, period, entry_id, entry_count, occurred_at, best, counted in await cursor.fetchall():
+        writing.requests[key] = _Request(
+            tuple(rank), period, entry_id, entry_count, micros(occurred_at), best, False, counted=counted
+        )
     return writing
 
 
@@ -1045,23 +1095,23 @@ def _keys_of(batch: Batch) -> tuple[list[str], list[str], list[str]]:
 
 
 async def _read_standing(connection: Connection, writing: _Writing) -> None:
-    """Read what stands for the requests that a new statement of the batch beats, or that it corrects."""
+    """Read what stands for the requests that a new statement of the batch beats or differs from, or that it corrects."""
     beaten: dict[int, _Request] = {}
     for item in writing.batch.items:
         if isinstance(item, Correction) and item.request_key in writing.requests:
             corrected = writing.requests[item.request_key]
             beaten[corrected.entry_id] = corrected
-    for statement in statements_of(writing.batch):
-        request = writing.requests.get(statement.request_key or "")
-        if (
-            request is not None
-            and request.stands is None
-            and request.said is None
-            and not is_taken_back(request.rank)
-            and statement.rank > request.rank
-            and statement.event_key not in writing.keys
-        ):
-            beaten[request.entry_id] = request
+        elif isinstance(item, Priced):
+            statement = item.statement
+            request = writing.requests.get(statement.request_key or "")
+            if (
+                request is not None
+                and not request.is_standing_known
+                and not is_taken_back(request.rank)
+                and statement.event_key not in writing.keys
+                and (statement.rank > request.rank or request.may_differ(statement, item.entries))
+            ):
+                beaten[request.entry_id] = request
     if not beaten:
         return
     await _read_stands(connection, beaten)
@@ -1293,7 +1343,8 @@ async def _write_around(connection: Connection, writing: _Writing) -> None:
     if new:
         await _copy(
             connection,
-            "copy ledger.requests (key, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key) from stdin",
+            "copy ledger.requests (key, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key, counted)"
+            " from stdin",
             "".join([_request_line(key, request) for key, request in new]),
         )
     anew = [(key, request) for key, request in writing.requests.items() if request.is_begun_anew and not request.is_new]
@@ -1306,15 +1357,18 @@ async def _write_around(connection: Connection, writing: _Writing) -> None:
     ]
     if changed:
         await connection.execute(
-            "update ledger.requests as r set rank = c.rank::int[], best_event_key = c.best"
-            " from unnest(%s::uuid[], %s::text[], %s::uuid[]) as c (key, rank, best) where r.key = c.key",
+            "update ledger.requests as r set rank = c.rank::int[], best_event_key = c.best, counted = c.counted"
+            " from unnest(%s::uuid[], %s::text[], %s::uuid[], %s::bigint[]) as c (key, rank, best, counted)"
+            " where r.key = c.key",
             [
                 [key for key, _ in changed],
                 [f"{{{_rank_text(request.rank)}}}" for _, request in changed],
                 [request.best_event_key for _, request in changed],
+                [request.counted for _, request in changed],
             ],
         )
     await _write_windows(connection, writing)
+    await _write_differences(connection, writing)
     await _write_letters(connection, writing)
     await _note_released(connection, writing)
     if writing.raw:
@@ -1339,11 +1393,12 @@ set
     entry_id = c.entry_id,
     entry_count = c.entry_count,
     occurred_at = c.occurred_at,
-    best_event_key = c.best
+    best_event_key = c.best,
+    counted = c.counted
 from unnest(
     %(keys)s::uuid[], %(ranks)s::text[], %(periods)s::date[], %(entry_ids)s::bigint[], %(counts)s::int[],
-    %(instants)s::timestamptz[], %(bests)s::uuid[]
-) as c (key, rank, posting_period, entry_id, entry_count, occurred_at, best)
+    %(instants)s::timestamptz[], %(bests)s::uuid[], %(fingerprints)s::bigint[]
+) as c (key, rank, posting_period, entry_id, entry_count, occurred_at, best, counted)
 where r.key = c.key
 """
 
@@ -1357,19 +1412,44 @@ def _columns_of(requests: Sequence[tuple[str, _Request]]) -> dict[str, list[Any]
         "counts": [request.entry_count for _, request in requests],
         "instants": [from_micros(request.occurred_at) for _, request in requests],
         "bests": [request.best_event_key for _, request in requests],
+        "fingerprints": [request.counted for _, request in requests],
     }
 
 
 def _request_line(key: str, request: _Request) -> str:
     return (
         f"{key}\t{{{_rank_text(request.rank)}}}\t{request.posting_period}\t{request.entry_id}\t{request.entry_count}\t"
-        f"{postgres_text(request.occurred_at)}\t{request.best_event_key}\n"
+        f"{postgres_text(request.occurred_at)}\t{request.best_event_key}\t"
+        f"{NULL if request.counted is None else request.counted}\n"
     )
 
 
 async def _copy(connection: Connection, statement: str, lines: str) -> None:
     async with connection.cursor().copy(statement) as copy:
         await copy.write(lines.encode())
+
+
+async def _write_differences(connection: Connection, writing: _Writing) -> None:
+    if writing.differences:
+        await connection.execute(_NOTE_DIFFERENCES, [jsonb_text(writing.differences)])
+
+
+_NOTE_DIFFERENCES: Final = """
+insert into ledger.differences (
+    tenant_id, request_id, request_key, occurred_at, recorded_at, batch_id, entry_id, is_counted, stood_source, said_source,
+    stood_quantities, said_quantities, stood_charge, said_charge, charge_currency, stood_cost, said_cost, cost_currency
+)
+select *
+from jsonb_to_recordset(%s::jsonb) as d (
+    tenant_id text, request_id text, request_key uuid, occurred_at timestamptz, recorded_at timestamptz, batch_id bigint,
+    entry_id bigint, is_counted boolean, stood_source text, said_source text, stood_quantities jsonb, said_quantities jsonb,
+    stood_charge numeric, said_charge numeric, charge_currency text, stood_cost numeric, said_cost numeric, cost_currency text
+)
+"""
+
+
+def _decimal(amount: Decimal | None) -> str | None:
+    return None if amount is None else f"{amount:f}"
 
 
 async def _write_windows(connection: Connection, writing: _Writing) -> None:

@@ -31,6 +31,7 @@ from tallystick.commands import (
     rereading,
     services,
     sql,
+    statements,
     webhooks,
 )
 from tallystick.commands.common import CommandError, Group, safe
@@ -45,7 +46,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, letters, gaps, canary, corrections, approvals, rereading, proofs, sql,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, letters, gaps, canary, statements, corrections, approvals, rereading, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

@@ -292,6 +292,100 @@ comment on column ledger.own_entry_lines.priced_as is 'The meter whose rate was 
 comment on column ledger.own_entry_lines.currency is 'Of price and amount, ISO 4217.';
 comment on column ledger.own_entry_lines.amount is 'quantity x price / per, exactly.';
 
+-- Pairs that a person should see. `tallystick statements` asks them.
+create or replace view ledger.statements_that_differ
+with (security_invoker = true)
+as
+select
+    difference_no,
+    recorded_at,
+    tenant_id,
+    request_id,
+    request_key,
+    occurred_at,
+    stood_source,
+    said_source,
+    is_counted,
+    stood_quantities,
+    said_quantities,
+    stood_charge,
+    said_charge,
+    said_charge - stood_charge as charge_difference,
+    charge_currency,
+    stood_cost,
+    said_cost,
+    said_cost - stood_cost as cost_difference,
+    cost_currency,
+    batch_id,
+    entry_id
+from ledger.differences;
+
+comment on view ledger.statements_that_differ is 'One row per final report of another source, such as a node beside its gateway, that said other counts or amounts of a request than what stood when it came.';
+comment on column ledger.statements_that_differ.difference_no is 'Order of noting.';
+comment on column ledger.statements_that_differ.recorded_at is 'When the later report was written: ask by it, alone or with tenant_id, and an index serves.';
+comment on column ledger.statements_that_differ.tenant_id is 'Who pays.';
+comment on column ledger.statements_that_differ.request_id is 'The request that both speak of.';
+comment on column ledger.statements_that_differ.request_key is 'Its key in ledger.requests and ledger.entries.';
+comment on column ledger.statements_that_differ.occurred_at is 'When the call ended, by the first report.';
+comment on column ledger.statements_that_differ.stood_source is 'Who said what stood before.';
+comment on column ledger.statements_that_differ.said_source is 'Who said otherwise.';
+comment on column ledger.statements_that_differ.is_counted is 'Whether the later report counted from then on.';
+comment on column ledger.statements_that_differ.stood_quantities is 'What stood: {meter: count}, without zeros.';
+comment on column ledger.statements_that_differ.said_quantities is 'What the later report said: {meter: count}, without zeros.';
+comment on column ledger.statements_that_differ.stood_charge is 'Charge that stood, without differences that people stated; null while unpriced.';
+comment on column ledger.statements_that_differ.said_charge is 'Charge by the later report; null while unpriced.';
+comment on column ledger.statements_that_differ.charge_difference is 'said_charge minus stood_charge.';
+comment on column ledger.statements_that_differ.charge_currency is 'The tenant''s, ISO 4217.';
+comment on column ledger.statements_that_differ.stood_cost is 'Cost that stood; null while unpriced.';
+comment on column ledger.statements_that_differ.said_cost is 'Cost by the later report; null while unpriced.';
+comment on column ledger.statements_that_differ.cost_difference is 'said_cost minus stood_cost.';
+comment on column ledger.statements_that_differ.cost_currency is 'ISO 4217; null while nobody knows it.';
+comment on column ledger.statements_that_differ.batch_id is 'The batch of the later report.';
+comment on column ledger.statements_that_differ.entry_id is 'First row of the later report.';
+
+create or replace view ledger.responses_under_several_requests
+with (security_invoker = true)
+as
+with counted as (
+    select
+        posting_period,
+        provider,
+        provider_account,
+        response_id,
+        request_key,
+        min(tenant_id) as tenant_id,
+        min(request_id) as request_id,
+        min(occurred_at) as occurred_at
+    from ledger.entries
+    where request_count = 1 and request_key is not null and response_id is not null
+    group by posting_period, provider, provider_account, response_id, request_key
+)
+
+select
+    posting_period,
+    provider,
+    provider_account,
+    response_id,
+    count(*) as request_count,
+    array_agg(distinct tenant_id) as tenant_ids,
+    array_agg(distinct request_id) as request_ids,
+    min(occurred_at) as first_occurred_at,
+    max(occurred_at) as last_occurred_at
+from counted
+group by posting_period, provider, provider_account, response_id
+having count(*) > 1;
+
+comment on view ledger.responses_under_several_requests is 'One row per month and answer of a provider that stands under more than one request: billed twice, or an id used twice.';
+comment on column ledger.responses_under_several_requests.posting_period is 'The month that they are billed in: name it, and one partition is read.';
+comment on column ledger.responses_under_several_requests.provider is 'Who served the call.';
+comment on column ledger.responses_under_several_requests.provider_account is 'The account that the provider bills.';
+comment on column ledger.responses_under_several_requests.response_id is 'The provider''s own name for the answer.';
+comment on column ledger.responses_under_several_requests.request_count is 'How many requests it stands under.';
+comment on column ledger.responses_under_several_requests.tenant_ids is 'Who pays for them.';
+comment on column ledger.responses_under_several_requests.request_ids is 'The requests.';
+comment on column ledger.responses_under_several_requests.first_occurred_at is 'When the first of them ended.';
+comment on column ledger.responses_under_several_requests.last_occurred_at is 'When the last of them ended.';
+
 -- Alembic makes its own table; it should say what it is, like every other.
 comment on table ledger.alembic_version is 'One row: the revision that the tables are at.';
 comment on column ledger.alembic_version.version_num is 'The revision''s id; migrations/versions has them.';

@@ -101,7 +101,9 @@ grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.
 -- Is the database as new as the code? Readiness asks.
 grant select on ledger.alembic_version to tallystick_api;
 
-grant select on ledger.corrections, ledger.differences to tallystick_api, tallystick_analyst, tallystick_billing,
+grant select on ledger.corrections, ledger.differences, ledger.statements_that_differ,
+    ledger.responses_under_several_requests
+    to tallystick_api, tallystick_analyst, tallystick_billing,
     tallystick_rollup;
 
 -- People and reports.
