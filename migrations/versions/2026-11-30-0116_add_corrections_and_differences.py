@@ -185,8 +185,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute("set local lock_timeout = '10s'")
-    # A routine made it, and makes it again.
-    op.execute("drop view if exists ledger.statements_that_differ")
+    # Routines made them, and make them again.
+    op.execute("drop view if exists ledger.statements_that_differ, ledger.responses_under_several_requests")
     op.drop_column("requests", "counted", schema="ledger")
     op.drop_index(
         "ix_entries_proposed",
