@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api import (
+    budget_terms,
     budgets,
     dead_letters,
     docs,
     events,
+    grants,
     health,
     parties,
     periods,
@@ -35,6 +37,8 @@ ROOMS: Final[tuple[Room, ...]] = (
     events.ROOM,
     reservations.ROOM,
     budgets.ROOM,
+    budget_terms.ROOM,
+    grants.ROOM,
     usage.ROOM,
     dead_letters.ROOM,
     parties.ROOM,
