@@ -7,4 +7,7 @@ from api.config import Config
 from api.server import serve
 
 if __name__ == "__main__":
-    serve(Config(**json.loads(sys.argv[1])), "127.0.0.1", 0, lambda port: print(port, flush=True))
+    given = json.loads(sys.argv[1])
+    # JSON has no sets.
+    given["second_person"] = frozenset(given["second_person"])
+    serve(Config(**given), "127.0.0.1", 0, lambda port: print(port, flush=True))

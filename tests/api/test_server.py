@@ -24,7 +24,7 @@ from tests.support.ledger import Ledger
 @contextmanager
 def served(ledger: Ledger, **overrides: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run the server in a process of its own; yields it and its address."""
-    config = json.dumps(dataclasses.asdict(config_of(ledger, **overrides)))
+    config = json.dumps(dataclasses.asdict(config_of(ledger, **overrides)), default=sorted)
     with subprocess.Popen(
         [sys.executable, "-m", "tests.api.serve_api", config],
         stdout=subprocess.PIPE,

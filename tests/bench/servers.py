@@ -25,5 +25,5 @@ def serving(*arguments: str) -> Iterator[int]:
 @contextmanager
 def api(config: Config) -> Iterator[int]:
     """Run the API; yields its port."""
-    with serving("tests.api.serve_api", json.dumps(dataclasses.asdict(config))) as port:
+    with serving("tests.api.serve_api", json.dumps(dataclasses.asdict(config), default=sorted)) as port:
         yield port
