@@ -5,10 +5,10 @@ rate, over every service tier that the provider may serve the call in and the pr
 would expire. `expected` is what the caller expects: input and output at the asked tier's plain rates.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -16,7 +16,7 @@ from ledger.books import Books
 from ledger.meters import INPUT_TOKEN_METERS, Quantities, input_tokens, output_tokens
 from ledger.money import EXACT
 from ledger.parties import Tenant
-from ledger.price_book import STANDARD_TIERS, Book, RateSet, Selectors, Unpriced
+from ledger.price_book import STANDARD_TIERS, PriceBook, RateSet, Selectors, Unpriced
 from ledger.pricing import amount_of
 
 Basis = Literal["worst_case", "expected"]
@@ -111,10 +111,11 @@ def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> 
             occurred_at=now,
             input_tokens=into,
         )
+        cost_sets, charge_sets = _reachable(books.prices, selectors, call.basis, until)
         if charge is None:
-            charge, _ = _amount(books, "charge", selectors, call, into, out, until)
+            charge, _ = _amount(books, charge_sets, selectors, call, into, out)
         if cost is None:
-            cost, cost_currency = _amount(books, "cost", selectors, call, into, out, until)
+            cost, cost_currency = _amount(books, cost_sets, selectors, call, into, out)
     return Estimate(
         charge=charge,
         charge_currency=charge_currency,
@@ -128,23 +129,18 @@ def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> 
 
 
 def _amount(
-    books: Books, book: Book, asked: Selectors, call: Call, into: int, out: int, until: int
+    books: Books, sets: Sequence[RateSet | Unpriced], asked: Selectors, call: Call, into: int, out: int
 ) -> tuple[Decimal | None, str | None]:
     """Return the largest amount over everything that the call could be priced by, or None where a price is missing."""
     found: Decimal | None = None
     currency: str | None = None
-    for rate_set in _reachable(books, book, asked, call.basis, until):
-        if isinstance(rate_set, Unpriced):
-            return None, None
-        if currency is not None and currency != rate_set.currency:
-            # Two currencies have no larger one.
-            return None, None
-        currency = rate_set.currency
-        amount = _amount_of(books, rate_set, asked, call, into, out)
-        if amount is None:
+    for rate_set in sets:
+        amount = None if isinstance(rate_set, Unpriced) else _amount_of(books, rate_set, asked, call, into, out)
+        if amount is None or isinstance(rate_set, Unpriced):
             return None, None
         if found is None or amount > found:
             found = amount
+        currency = rate_set.currency
     return found, currency
 
 
@@ -167,39 +163,74 @@ def _amount_of(books: Books, rate_set: RateSet, asked: Selectors, call: Call, in
     return amount
 
 
-def _reachable(books: Books, book: Book, asked: Selectors, basis: Basis, until: int) -> Iterator[RateSet | Unpriced]:
-    """Yield what could price the call: as asked; and in the worst case also later, and in the tiers that it may be served in.
+Sets = tuple[RateSet | Unpriced, ...]
+_SETS_MAX: Final = 10_000
+_sets: Final[dict[tuple[Any, ...], tuple[Sets, Sets]]] = {}
+_is_banded: Final[dict[str, bool]] = {}
+
+
+def _reachable(prices: PriceBook, asked: Selectors, basis: Basis, until: int) -> tuple[Sets, Sets]:
+    """Return what could price the call in the cost and in the charge book: as asked, later, and in the tiers it may be served in.
 
     A provider may serve a call that names no tier, or `auto`, in any that the card knows (OpenAI and Groq: the served tier may
     differ from the requested), and one that names a tier in that or in the standard one.
     """
-    first = books.prices.rate_set(book, asked)
-    yield first
-    if basis == "expected" or isinstance(first, Unpriced):
-        return
-    tiers: set[str | None] = {asked.service_tier}
+    now = prices.rate_sets(asked)
+    if basis == "expected":
+        return now[:1], now[1:]
+    then = prices.rate_sets(msgspec.structs.replace(asked, occurred_at=until))
+    banded = asked.input_tokens if any(_has_bands(prices, each) for each in now) else 0
+    # A set is of one card, tier, band and hour: where those of now and then are the same, so are all others.
+    key = (*now, *then, asked.service_tier, asked.region, banded)
+    found = _sets.get(key)
+    if found is None:
+        if len(_sets) >= _SETS_MAX:
+            _sets.clear()
+        others = list(_others(prices, now, asked, until))
+        cost, charge = ([now[book], then[book], *(other[book] for other in others)] for book in (0, 1))
+        found = _sets[key] = _distinct(cost), _distinct(charge)
+    return found
+
+
+def _others(
+    prices: PriceBook, now: Sequence[RateSet | Unpriced], asked: Selectors, until: int
+) -> Iterator[Sequence[RateSet | Unpriced]]:
+    """Yield the sets of other tiers, now and later."""
+    tiers: set[str | None] = set()
     if (asked.service_tier or "") in STANDARD_TIERS:
-        tiers.update(_tiers(books, first.card_hash))
-        cost = books.prices.rate_set("cost", asked)
-        if isinstance(cost, RateSet):
-            tiers.update(_tiers(books, cost.card_hash))
+        for rate_set in now:
+            if isinstance(rate_set, RateSet):
+                for variant in prices.cards[rate_set.card_hash].body.variants:
+                    tiers.update(variant.service_tiers)
     else:
         tiers.add(None)
-    for tier in tiers:
+    for tier in sorted(tiers, key=str):
         for at in (asked.occurred_at, until):
-            if tier == asked.service_tier and at == asked.occurred_at:
-                continue
-            found = books.prices.rate_set(book, msgspec.structs.replace(asked, service_tier=tier, occurred_at=at))
-            # A tier that has no price here is none that the call could be billed in.
-            if isinstance(found, RateSet):
-                yield found
+            yield prices.rate_sets(msgspec.structs.replace(asked, service_tier=tier, occurred_at=at))
 
 
-def _tiers(books: Books, card_hash: str) -> tuple[str, ...]:
-    card = books.prices.cards.get(card_hash)
-    if card is None:
-        return ()
-    return tuple(tier for variant in card.body.variants for tier in variant.service_tiers)
+def _distinct(sets: Sequence[RateSet | Unpriced]) -> Sets:
+    """Return sets without those that the call could not be billed by: another tier that has no price, or none in its currency."""
+    first = sets[0]
+    if isinstance(first, Unpriced):
+        return (first,)
+    found: list[RateSet | Unpriced] = [first]
+    for each in sets[1:]:
+        if isinstance(each, RateSet) and each.currency == first.currency and each not in found:
+            found.append(each)
+    return tuple(found)
+
+
+def _has_bands(prices: PriceBook, rate_set: RateSet | Unpriced) -> bool:
+    if isinstance(rate_set, Unpriced):
+        return False
+    found = _is_banded.get(rate_set.card_hash)
+    if found is None:
+        body = prices.cards[rate_set.card_hash].body
+        # What a markup multiplies shows its own bands: its card is that of the cost beside it.
+        found = bool(body.bands) or any(variant.bands for variant in body.variants)
+        _is_banded[rate_set.card_hash] = found
+    return found
 
 
 @lru_cache(maxsize=16_384)

@@ -4,6 +4,7 @@ Every call here takes an array and is one statement: outside of a transaction it
 to is priced before (`estimates.py`), so that SQL sees nothing but amounts; the deciding stands in sql/70_reservations.sql.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -377,11 +378,35 @@ class _Table:
         return not self._rows
 
     def parameters(self, at: int | None) -> list[Any]:
-        """Return what the statement takes, in order."""
-        scopes: list[list[Any]] = [list(column) for column in zip(*self._scopes, strict=True)]
-        rows: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)]
+        """Return what the statement takes, in order: arrays as text, which costs a tenth of what the driver takes to write them."""
+        scopes = [_array(column) for column in zip(*self._scopes, strict=True)] or ["{}"] * _SCOPE_COLUMNS
+        rows = [_array(column) for column in zip(*self._rows, strict=True)] or ["{}"] * _ROW_COLUMNS
         versions = [self._books.parties.version, self._books.prices.version]
         return [None if at is None else from_micros(at), *versions, *scopes, *rows]
+
+
+_SCOPE_COLUMNS: Final = 11
+_ROW_COLUMNS: Final = 13
+_QUOTED: Final = re.compile(r"[^0-9A-Za-z_.:/@-]")
+
+
+def _array(values: Sequence[Any]) -> str:
+    """Return a column as Postgres reads an array: of numbers, of booleans, or of texts."""
+    if all(type(value) is str for value in values):
+        joined = "".join(values)
+        # No text is empty or says null, and none needs care: the common case costs one look at all of them.
+        if not _QUOTED.search(joined) and "" not in values and "null" not in joined.lower():
+            return "{" + ",".join(values) + "}"
+    return "{" + ",".join([_element(value) for value in values]) + "}"
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return str(value)
 
 
 class _Answer:
