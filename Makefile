@@ -40,5 +40,10 @@ rights: $(VENV)/made ## write the pages of rights and the list of views' columns
 bench: $(VENV)/made ## a benchmark: make bench NAME=post (or ingest, decode), sizes by KEYS=, EVENTS=, PAIRS=
 	@$(BIN)/python -m tests.bench $(NAME)
 
+# What a run of the tests has no time for: hours are better than minutes, EXAMPLES= says how many.
+EXAMPLES ?= 200
+soak: $(VENV)/made ## try the API with far more than the tests do: make soak EXAMPLES=1000
+	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest --timeout 0 tests/api/test_schemathesis.py tests/api/test_admission.py
+
 clean: ## forget the environment and the embedded stack's data
 	rm -rf $(VENV) .tallystick
