@@ -13,6 +13,7 @@ from starlette.responses import Response
 from api import (
     budget_terms,
     budgets,
+    corrections,
     dead_letters,
     docs,
     events,
@@ -40,6 +41,7 @@ ROOMS: Final[tuple[Room, ...]] = (
     budget_terms.ROOM,
     grants.ROOM,
     usage.ROOM,
+    corrections.ROOM,
     dead_letters.ROOM,
     parties.ROOM,
     periods.ROOM,

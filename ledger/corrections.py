@@ -47,6 +47,7 @@ CORRECTION: Final = b"correction"
 """Kind of the keys under which corrections are made, once for ever."""
 FEED: Final = "commands:corrections"
 ID_MAX: Final = 200
+REASON_MAX: Final = 2_000
 COUNT_MAX: Final = 10**15
 AMOUNT_MAX: Final = Decimal(10) ** 12
 PLACES_MAX: Final = 20
@@ -770,8 +771,7 @@ async def correct(
     `needed` holds the acts that need a second person. Errors: as of `plan`; ActRefused for an id that was used for another
     correction, and where no period of the tenant is open; psycopg errors where the database stays away.
     """
-    if not reason.strip():
-        raise ActRefused("a correction needs a reason")
+    _check_reason(reason)
     books = await load_books(writer)
     tries = 0
     while True:
@@ -801,6 +801,13 @@ async def correct(
             if writer.closed or remedy_for(error) != "retry" or tries >= _TRIES:
                 raise
             await asyncio.sleep(2**tries / 100)
+
+
+def _check_reason(reason: str) -> None:
+    if not reason.strip():
+        raise ActRefused("a correction needs a reason")
+    if "\0" in reason or len(reason) > REASON_MAX:
+        raise ActRefused(f"reason: must be a text of at most {REASON_MAX} characters, without U+0000")
 
 
 class _MadeMeanwhile(Exception):
@@ -980,8 +987,7 @@ async def refuse(
 
     Errors: Unknown; ActRefused where the row is no proposal, or was decided on before.
     """
-    if not reason.strip():
-        raise ActRefused("a refusal needs a reason")
+    _check_reason(reason)
     async with connection.transaction():
         kept = await _kept(connection, entry_id)
         sent, request_id = kept.dimensions[_PLACE["sent_tenant_id"]] or "", kept.dimensions[_PLACE["request_id"]]
