@@ -167,7 +167,7 @@ async def create_key(
     """Make a key for one tenant, for one source or for an operator; the token in the answer can never be read again.
 
     Errors: `Unknown` for a tenant or source that is not there, `ActRefused` unless exactly one of the three is given, for
-    scopes that it may not have, and for an end that has passed.
+    a load's source, for scopes that it may not have, and for an end that has passed.
     """
     if (tenant_id is not None) + (source is not None) + is_operators != 1:
         raise ActRefused("a key belongs to one tenant, to one source, or to an operator")
@@ -184,6 +184,9 @@ async def create_key(
     }
     try:
         async with connection.transaction():
+            cursor = await connection.execute("select kind from ledger.sources where source = %s", [source])
+            if await cursor.fetchone() == ("load",):
+                raise ActRefused(f"source {source} is a load: nobody but its own feed speaks in its name")
             await connection.execute(
                 "insert into ledger.api_keys (key_id, secret_hash, tenant_id, source, scopes, expires_at, note)"
                 " values (%s, %s, %s, %s, %s, %s, %s)",

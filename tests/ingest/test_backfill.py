@@ -12,8 +12,9 @@ import pytest
 from ingest import backfill
 from ingest.load_files import FileMapping, LoadFileRefused
 from ledger import loads, reverting
+from ledger.api_keys import create_key
 from ledger.database import connect
-from ledger.errors import ActRefused, Unknown
+from ledger.errors import ActRefused, Fenced, Unknown
 from tests.factories import GATEWAY, NODE, event_bytes, make_event
 from tests.ledger.prices import make_card, per_million
 from tests.quotas.support import set_budget
@@ -155,6 +156,27 @@ async def test_nobody_but_its_own_feed_speaks_in_a_loads_name(made: Loads) -> No
     await made.create()
     posted = await made.ledger.post(make_event("x", source="load:jan"))
     assert [(r.outcome, r.reason) for r in posted.results] == [("dead_letter", "source_may_not_speak")]
+
+
+async def test_no_key_is_made_for_a_load(made: Loads) -> None:
+    await made.create()
+    async with await connect(made.ledger.database.url_for("tallystick_operator")) as operator:
+        with pytest.raises(ActRefused, match="source load:jan is a load: nobody but its own feed speaks in its name"):
+            await create_key(operator, actor="ann", source="load:jan")
+
+
+async def test_a_second_commit_fences_the_first_and_ends_it(made: Loads) -> None:
+    await made.create()
+    await made.load(table(call(1), call(2)))
+
+    def somebody_else_begins(posted: int, rows: int) -> None:
+        made.ledger.superuser.execute("update ledger.feeds set epoch = epoch + 1 where name = 'load:jan'")
+
+    with pytest.raises(Fenced, match="feed load:jan was claimed by another writer"):
+        await made.commit(on_start=somebody_else_begins)
+    assert made.ledger.total() == 0
+    assert (await made.commit()).outcomes == {"created": 2}
+    assert made.ledger.total() == 2 * CALL
 
 
 async def test_a_load_speaks_for_the_tenants_that_were_stated_and_no_others(made: Loads) -> None:
