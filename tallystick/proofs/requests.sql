@@ -41,6 +41,7 @@ begun as (
 firsts as (
     select distinct on (key) *
     from begun
+    where statement_count > 0
     order by key, is_taken_back, entry_id desc
 ),
 
