@@ -7,6 +7,7 @@ Refusal
 ├── InvalidRequest          a parameter or a field of the body breaks a rule
 ├── MalformedBody           a body that is no JSON
 ├── ReservationNotFound     no such reservation of a tenant that the key may see
+├── TenantInactive          the tenant is suspended, or has left
 ├── ReservationConflict     the id was used for another ask
 ├── ReservationOver         the id was used, and nothing is held under it any more
 ├── BudgetExhausted         a budget has no room for what was asked
@@ -72,6 +73,11 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
         403,
         "The key may not do this",
         "The key is in force, but lacks the scope that `scope` names. Whoever made the key can make one that has it.",
+    ),
+    "tenant-inactive": Kind(
+        403,
+        "The tenant may use nothing more",
+        "It is suspended, or has left: waiting does not help. What it uses all the same is recorded.",
     ),
     "tenant-not-found": Kind(
         404,
@@ -226,6 +232,12 @@ class ReservationNotFound(Refusal):
     """No such reservation of a tenant that the key may see."""
 
     code = "reservation-not-found"
+
+
+class TenantInactive(Refusal):
+    """The tenant is suspended, or has left."""
+
+    code = "tenant-inactive"
 
 
 class ReservationConflict(Refusal):

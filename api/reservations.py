@@ -26,6 +26,7 @@ from api.errors import (
     ReservationConflict,
     ReservationNotFound,
     ReservationOver,
+    TenantInactive,
     TenantNotFound,
     Unavailable,
 )
@@ -329,6 +330,8 @@ def _refusal(decision: Decision) -> Refusal:
         told["budget"] = decision.tightest
     if decision.reason == "unknown_tenant":
         return TenantNotFound("there is no such tenant, or it is not this key's to see")
+    if decision.reason == "inactive_tenant":
+        return TenantInactive("the tenant is suspended, or has left", **told)
     if decision.reason == "conflict":
         return ReservationConflict("another ask was admitted under this id", **told)
     if decision.reason == "unknown_price":
@@ -580,6 +583,7 @@ CREATE_OPERATION: Final = operation(
     status=201,
     problems=(
         "tenant-not-found",
+        "tenant-inactive",
         "reservation-conflict",
         "reservation-over",
         "price-unknown",

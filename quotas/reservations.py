@@ -28,7 +28,7 @@ from quotas.remaining import Span, span
 
 Outcome = Literal["admitted", "degraded", "refused", "conflict"]
 State = Literal["held", "awaiting_entry", "settled", "voided", "expired"]
-Reason = Literal["limit", "unknown_price", "missing_estimate", "conflict", "unknown_tenant"]
+Reason = Literal["limit", "unknown_price", "missing_estimate", "conflict", "unknown_tenant", "inactive_tenant"]
 
 ID_LENGTH_MAX: Final = 255
 TTL_SECONDS_MAX: Final = 86_400
@@ -289,13 +289,24 @@ async def _reserve(
 ) -> list[Decision]:
     now = micros(datetime.now(UTC)) if at is None else at
     payers = [books.parties.tenant_at(ask.tenant_id, now) for ask in asks]
+    refused: dict[int, Reason] = {place: "unknown_tenant" for place, payer in enumerate(payers) if payer is None}
+    if not is_booking:
+        refused.update(await _inactive(connection, asks, payers, now))
+    if refused:
+        # These are refused by the books alone: a tenant may have been added, or resumed, since they were read.
+        await _refuse_old(connection, books)
     await _know_users(connection, asks, payers, books)
     table = _Table(books, now)
     places = [
-        None if payer is None else table.add(ask, payer) for ask, payer in zip(asks, payers, strict=True)
-    ]  # fmt: skip
+        None if payer is None or number in refused else table.add(ask, payer)
+        for number, (ask, payer) in enumerate(zip(asks, payers, strict=True))
+    ]
+    decisions = {
+        number: Decision(asks[number].tenant_id, asks[number].reservation_id, "refused", reason=reason)
+        for number, reason in refused.items()
+    }
     if table.is_empty:
-        return [Decision(ask.tenant_id, ask.reservation_id, "refused", reason="unknown_tenant") for ask in asks]
+        return [decisions[number] for number in range(len(asks))]
     answer = await _decide(connection, table, at, is_booking)
     known = [
         (ask.tenant_id, ask.reservation_id)
@@ -304,11 +315,33 @@ async def _reserve(
     ]
     standing = await look_up(connection, known) if known else {}
     return [
-        Decision(ask.tenant_id, ask.reservation_id, "refused", reason="unknown_tenant")
+        decisions[number]
         if place is None
         else answer.decision(place, ask, standing.get((ask.tenant_id, ask.reservation_id)))
-        for ask, place in zip(asks, places, strict=True)
+        for number, (ask, place) in enumerate(zip(asks, places, strict=True))
     ]
+
+
+async def _inactive(
+    connection: Connection, asks: Sequence[Ask], payers: Sequence[Tenant | None], now: int
+) -> dict[int, Reason]:
+    """Return the asks of tenants that are suspended or have left, but for ids that were admitted while they were active."""
+    found = {
+        number: (asks[number].tenant_id, asks[number].reservation_id)
+        for number, payer in enumerate(payers)
+        if payer is not None and payer.at(now).status != "active"
+    }
+    if not found:
+        return {}
+    admitted = await look_up(connection, list(found.values()))
+    return {number: "inactive_tenant" for number, key in found.items() if key not in admitted}
+
+
+async def _refuse_old(connection: Connection, books: Books) -> None:
+    cursor = await connection.execute("select parties, prices from ledger.versions")
+    row = await cursor.fetchone()
+    if row != (books.parties.version, books.prices.version):
+        raise StaleBooks("parties or prices have changed since the books were read")
 
 
 async def _know_users(

@@ -10,9 +10,11 @@ import httpx
 import psycopg
 import pytest
 
+from ledger.database import connect
+from ledger.registry import resume_tenant, suspend_tenant
 from tests.api.support import Site, add_budget, bearer, make_key, problem, site
 from tests.factories import GATEWAY, make_event
-from tests.support.ledger import Ledger
+from tests.support.ledger import Ledger, now
 
 # 100 input tokens at 2 and 10 output tokens at 8 USD a million.
 PRICE = Decimal("0.00028")
@@ -236,6 +238,17 @@ async def test_anothers_reservation_is_not_there(world: Ledger) -> None:
 
 async def test_an_unknown_tenant_is_told_as_such_to_a_source_that_speaks_for_all(gateway: Gateway) -> None:
     assert problem(await gateway.reserve(tenant_id="t-none")) == "tenant-not-found"
+
+
+async def test_a_suspended_tenant_is_admitted_nothing_more_at_once(world: Ledger, gateway: Gateway) -> None:
+    """Also by a replica whose books are older than the suspension, and than its end."""
+    assert (await gateway.reserve("r-1")).status_code == 201
+    async with await connect(world.database.url_for("tallystick_operator")) as operator:
+        await suspend_tenant(operator, "test", "t-alpha", now=now(), reason="unpaid")
+        answer = await gateway.reserve("r-2")
+        assert (answer.status_code, problem(answer)) == (403, "tenant-inactive")
+        await resume_tenant(operator, "test", "t-alpha", now=now(), reason="paid")
+    assert (await gateway.reserve("r-2")).status_code == 201
 
 
 # --- Many at once -----------------------------------------------------------------------------------------------------

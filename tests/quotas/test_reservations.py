@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from ledger import feeds
+from ledger import feeds, registry
+from ledger.database import connect
+from ledger.errors import StaleBooks
 from ledger.times import from_micros, parse_rfc3339
 from quotas.errors import AskRefused
 from quotas.reservations import Settlement, expire, extend, look_up, reserve, settle, void
@@ -394,6 +396,33 @@ async def test_a_tenant_that_nobody_knows_is_refused(ledger: Ledger) -> None:
     async with Desk(ledger) as desk:
         unknown, known = await desk.reserve(make_ask("r1", "1", tenant_id="t-nobody"), make_ask("r1", "1"))
     assert (unknown.outcome, unknown.reason, known.outcome) == ("refused", "unknown_tenant", "admitted")
+
+
+async def test_a_tenant_that_is_suspended_or_gone_is_admitted_nothing_more(ledger: Ledger) -> None:
+    """What was admitted before stays and is answered again; and once the tenant is active, it may ask anew."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="10.00")
+    operator = await connect(ledger.database.url_for("tallystick_operator"))
+    async with Desk(ledger) as desk, operator:
+        (before,) = await desk.ask("r1", "0.60")
+        await registry.suspend_tenant(operator, "test", "t-alpha", now=desk.at - SECOND, reason="unpaid")
+        await desk.reload()
+        again, refused = await desk.reserve(make_ask("r1", "0.60"), make_ask("r2", "0.10"))
+        assert (before.outcome, again.outcome, again.is_replay) == ("admitted", "admitted", True)
+        assert (refused.outcome, refused.reason) == ("refused", "inactive_tenant")
+        assert desk.window() == ("0", "0.6")
+        await registry.resume_tenant(operator, "test", "t-alpha", now=desk.at, reason="paid")
+        # The books in hand still say that it is suspended: they are not believed.
+        with pytest.raises(StaleBooks):
+            await desk.reserve(make_ask("r2", "0.10"))
+        await desk.reload()
+        (admitted,) = await desk.ask("r2", "0.10")
+        assert admitted.outcome == "admitted"
+        await registry.leave_tenant(operator, "test", "t-alpha", now=desk.at + SECOND, reason="over")
+        desk.at += SECOND
+        await desk.reload()
+        (gone,) = await desk.ask("r3", "0.10")
+        assert (gone.outcome, gone.reason) == ("refused", "inactive_tenant")
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
