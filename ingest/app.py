@@ -15,6 +15,7 @@ from mode.supervisors import CrashingSupervisor
 from ingest.intake import ease_collection
 from ingest.lanes import Lanes, Record, wait_for_topic
 from ledger import failpoints
+from ledger.database import described
 from ledger.errors import LedgerError
 
 log = logging.getLogger("tallystick.worker")
@@ -93,7 +94,7 @@ class UsageApp(faust.App):
         """End the worker because of an error that must not be passed over."""
         if self.failure is None:
             self.failure = error
-            log.error("%s", error if isinstance(error, LedgerError) else repr(error))
+            log.error("%s", described(error))
             self._failing = asyncio.ensure_future(self.crash(error))
 
 

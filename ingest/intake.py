@@ -14,7 +14,7 @@ import psycopg
 from ingest.usage_events import Speaker, event_bodies, read_events, read_ndjson
 from ledger import failpoints
 from ledger.books import Books, ensure_ids, load_books
-from ledger.database import Connection, connect, remedy_for
+from ledger.database import Connection, connect, described, remedy_for
 from ledger.dead_letters import Release
 from ledger.errors import StaleBooks
 from ledger.feeds import Claim
@@ -349,7 +349,8 @@ class Intake:
                 refused_at, refusal = middle, why
         message = (refusal.diag.message_primary or str(refusal)).replace("\n", " ")
         why_not = Refused("database_refused", f"{refusal.sqlstate}: {message}")
-        log.warning("one event was set aside as a dead letter: %s", why_not.detail)
+        # The letter says the rest: a text of Postgres may quote the value that it refuses.
+        log.warning("one event was set aside as a dead letter: %s", described(refusal))
         items = list(reading.items)
         items[taken] = DeadLetter(reading.body_of(taken), why_not)
         return reading.with_items(items, reading.places)

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from ingest.intake import Intake, Message
 from ledger import feeds
-from ledger.database import connect
+from ledger.database import connect, described
 from ledger.errors import Fenced, LedgerError, PositionLost
 from ledger.posting import Posted
 from ledger.statements import Refused
@@ -48,9 +48,8 @@ class BatchRefused(LedgerError):
 
     def __init__(self, feed: str, error: psycopg.Error) -> None:
         self.feed, self.sqlstate = feed, error.sqlstate
-        # The details of an error quote rows, which no log may hold.
-        why = error.diag.message_primary or type(error).__name__
-        super().__init__(f"feed {feed}: the database refuses a batch: {error.sqlstate or 'no SQLSTATE'} {why}")
+        # Whatever Postgres says of it may quote a row, which no log may hold.
+        super().__init__(f"feed {feed}: the database refuses a batch: {described(error)}")
 
 
 @dataclass(frozen=True, slots=True)

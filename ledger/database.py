@@ -1,12 +1,16 @@
 """Connections, the calendar lock, and what a SQLSTATE means for a batch."""
 
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import psycopg
 from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
+
+from ledger.errors import LedgerError
 
 Connection = psycopg.AsyncConnection[TupleRow]
 
@@ -73,3 +77,24 @@ def remedy_for(error: psycopg.Error) -> Remedy:
         # No check of ours: the month has no partition yet, which is no row's fault.
         return "stop"
     return "bisect" if state.startswith(_BISECT) else "stop"
+
+
+def described(error: BaseException) -> str:
+    """Return what a log may say of an error: its kind, code and constraint, never a value.
+
+    The texts of Postgres quote rows, and those of Python what could not be read: anybody's data.
+    """
+    if isinstance(error, LedgerError):
+        return str(error)
+    if isinstance(error, psycopg.Error):
+        if error.sqlstate is None:
+            # The connection's own: no statement was answered, so nothing is quoted.
+            return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        named = [error.diag.schema_name, error.diag.table_name, error.diag.constraint_name]
+        about = ".".join(name for name in named if name)
+        return f"{type(error).__name__} {error.sqlstate}" + (f" ({about})" if about else "")
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error.strerror or error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    return f"{type(error).__name__}{place}"
