@@ -127,7 +127,9 @@ async def _load_calendar(connection: Connection, version: int) -> Calendar:
         periods.setdefault(tenant_id, []).append(
             Period(period, micros(starts_at), micros(ends_at), micros(grace_until), state == "closed")
         )
-    return Calendar(version, {tenant_id: tuple(listed) for tenant_id, listed in periods.items()})
+    cursor = await connection.execute("select posting_period from ledger.retired_months")
+    retired = frozenset(row[0] for row in await cursor.fetchall())
+    return Calendar(version, {tenant_id: tuple(listed) for tenant_id, listed in periods.items()}, retired)
 
 
 async def ensure_ids(

@@ -12,9 +12,12 @@ LedgerError
 └── ActRefused              a command asks for what the rules forbid
     ├── Unknown             a command names what is not there
     ├── AlreadyThere        a command adds what is there
+    ├── RequestRetired      the rows of a request have left the ledger
     ├── CardRefused         a card breaks a rule of the price book
     └── ExchangeRateRefused a rate between two currencies breaks a rule
 """
+
+from datetime import date
 
 
 class LedgerError(Exception):
@@ -80,6 +83,16 @@ class AlreadyThere(ActRefused):
     def __init__(self, what: str, name: str) -> None:
         self.what, self.name = what, name
         super().__init__(f"there is a {what} {name!r} already")
+
+
+class RequestRetired(ActRefused):
+    """The rows of a request have left the ledger: what stands of it cannot be corrected."""
+
+    def __init__(self, request_key: str, month: date) -> None:
+        self.request_key, self.month = request_key, month
+        super().__init__(
+            f"request {request_key} is of {month:%Y-%m}, whose rows have left the ledger: it cannot be corrected any more"
+        )
 
 
 class CardRefused(ActRefused):

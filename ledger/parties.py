@@ -162,6 +162,8 @@ class Calendar:
     version: int
     periods: Mapping[str, tuple[Period, ...]]
     """By tenant, in order of time."""
+    retired: frozenset[date] = frozenset()
+    """Months whose rows have left the ledger: what stands for their requests cannot be read any more."""
 
     def taking(self, tenant_id: str, recorded_at: int) -> tuple[list[int], list[date]]:
         """Return the periods that still take entries: their ends, ascending, and their names."""

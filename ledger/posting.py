@@ -26,7 +26,16 @@ from ledger.database import CALENDAR_LOCK, Connection
 from ledger.dead_letters import Release, Released, note_released, readable
 from ledger.differences import Said, fingerprint, is_settled, sides
 from ledger.entries import COLUMNS, NULL, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
-from ledger.errors import ActRefused, BatchTooLarge, Fenced, LedgerError, MonthMissing, StaleBooks, Unknown
+from ledger.errors import (
+    ActRefused,
+    BatchTooLarge,
+    Fenced,
+    LedgerError,
+    MonthMissing,
+    RequestRetired,
+    StaleBooks,
+    Unknown,
+)
 from ledger.feeds import Claim
 from ledger.keys import digest_uuid
 from ledger.meters import (
@@ -72,6 +81,7 @@ _TIER: Final = DIMENSIONS.index("service_tier")
 _REGION: Final = DIMENSIONS.index("region")
 _REQUEST: Final = DIMENSIONS.index("request_id")
 
+_RETIRED: Final = Refused("retired_request", "request_id: is of a month whose rows have left the ledger")
 _NO_OPEN_PERIOD: Final = Refused("no_open_period", "tenant_id: has no open period for this time")
 
 
@@ -714,6 +724,8 @@ class _Writing:
             # Price date, windows and occurred_at are those of the first entry of the request.
             entries = price_statement(self.books, statement, request.occurred_at, "usage", self.missing)
         beats = statement.claims_request and statement.rank > request.rank
+        if beats and request.posting_period in self.books.calendar.retired:
+            return self._refuse(self.batch.body_of(index), _RETIRED, index)
         flags: tuple[str, ...] = ()
         if beats and self._needs_a_person(statement, request):
             beats, flags = False, ("proposed",)
@@ -784,6 +796,8 @@ class _Writing:
                 return _DUPLICATE
             raise ActRefused("a correction with this id was made before, and says otherwise")
         request = self.requests.get(item.request_key)
+        if request is not None and request.posting_period in self.books.calendar.retired:
+            raise RequestRetired(item.request_key, request.posting_period)
         if request is None or request.stands is None:
             raise Unknown("request", item.request_key)
         known = _known(item.request_key, request)
@@ -1095,17 +1109,23 @@ def _keys_of(batch: Batch) -> tuple[list[str], list[str], list[str]]:
 
 
 async def _read_standing(connection: Connection, writing: _Writing) -> None:
-    """Read what stands for the requests that a new statement of the batch beats or differs from, or that it corrects."""
+    """Read what stands for the requests that a new statement of the batch beats or differs from, or that it corrects.
+
+    Of a retired month nothing can be read; whoever comes to such a request is refused.
+    """
     beaten: dict[int, _Request] = {}
+    retired = writing.books.calendar.retired
     for item in writing.batch.items:
         if isinstance(item, Correction) and item.request_key in writing.requests:
             corrected = writing.requests[item.request_key]
-            beaten[corrected.entry_id] = corrected
+            if corrected.posting_period not in retired:
+                beaten[corrected.entry_id] = corrected
         elif isinstance(item, Priced):
             statement = item.statement
             request = writing.requests.get(statement.request_key or "")
             if (
                 request is not None
+                and request.posting_period not in retired
                 and not request.is_standing_known
                 and not is_taken_back(request.rank)
                 and statement.event_key not in writing.keys
@@ -1141,7 +1161,7 @@ async def _read_stands(connection: Connection, requests: dict[int, _Request]) ->
 
 
 async def read_known(connection: Connection, request_keys: Sequence[str]) -> list[Known]:
-    """Read what the ledger knows of requests, without locking them: for previews."""
+    """Read what the ledger knows of requests, without locking them: for previews. Errors: RequestRetired."""
     cursor = await connection.execute(
         "select key::text, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key::text"
         " from ledger.requests where key = any(%s::uuid[]) order by key",
@@ -1152,6 +1172,11 @@ async def read_known(connection: Connection, request_keys: Sequence[str]) -> lis
     for key, rank, period, entry_id, entry_count, occurred_at, best in await cursor.fetchall():
         requests[entry_id] = _Request(tuple(rank), period, entry_id, entry_count, micros(occurred_at), best, False)
         keys[entry_id] = key
+    cursor = await connection.execute("select posting_period from ledger.retired_months")
+    retired = {row[0] for row in await cursor.fetchall()}
+    for entry_id, request in requests.items():
+        if request.posting_period in retired:
+            raise RequestRetired(keys[entry_id], request.posting_period)
     await _read_stands(connection, requests)
     return [_known(keys[entry_id], request) for entry_id, request in requests.items()]
 

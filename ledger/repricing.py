@@ -25,11 +25,12 @@ from psycopg.rows import class_row
 from ledger.books import Books, ensure_ids, load_books
 from ledger.database import Connection, record_act, remedy_for
 from ledger.entries import Entry, Money, Standing, tail
-from ledger.errors import StaleBooks
+from ledger.errors import ActRefused, StaleBooks
 from ledger.feeds import claim
 from ledger.keys import digest_uuid, key
 from ledger.meters import OPERATIONS, input_tokens
 from ledger.money import EXACT
+from ledger.periods import month_after
 from ledger.posting import (
     Batch,
     Correction,
@@ -385,8 +386,23 @@ limit %(limit)s
 """
 
 
+async def _check_retired(connection: Connection, scope: Scope) -> None:
+    """Raise ActRefused where a scope reaches into months whose rows have left the ledger: they would be passed over in silence."""
+    cursor = await connection.execute("select max(posting_period) from ledger.retired_months")
+    row = await cursor.fetchone()
+    if row is None or row[0] is None:
+        return
+    after = month_after(row[0])
+    if scope.since is None or from_micros(scope.since).date() < after:
+        raise ActRefused(
+            f"the rows of {row[0]:%Y-%m} and before have left the ledger and cannot be read here:"
+            f" begin with {after.isoformat()} or later"
+        )
+
+
 async def _chunks(connection: Connection, scope: Scope) -> AsyncIterator[list[str]]:
     """Yield the keys of requests in scope, month by month in the order of their first rows."""
+    await _check_retired(connection, scope)
     # By the rows of the batches and not of the entries: one look-up instead of a read of everything.
     cursor = await connection.execute("select distinct posting_period from ledger.batch_digests order by 1")
     for (period,) in await cursor.fetchall():
@@ -643,7 +659,9 @@ async def amounts_known_at(connection: Connection, known_at: int, scope: Scope) 
 
     Nothing of the ledger changes, so the sum over `recorded_at` up to an instant is what a report of that instant said,
     whatever has been corrected, repriced or reported since. By tenant, month in which the usage occurred, and book.
+    Errors: ActRefused where the scope reaches into months whose rows have left the ledger.
     """
+    await _check_retired(connection, scope)
     async with connection.cursor(row_factory=class_row(KnownAmount)) as cursor:
         await cursor.execute(
             """

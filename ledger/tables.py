@@ -1014,6 +1014,37 @@ node_windows = sa.Table(
     comment="One row per report of a GPU node about itself over a span of time.",
 )
 
+retirements = sa.Table(
+    "retirements",
+    metadata,
+    sa.Column("retirement_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of steps."),
+    sa.Column("posting_period", sa.Date, nullable=False, comment="The first day of the month."),
+    sa.Column(
+        "step",
+        sa.Text,
+        nullable=False,
+        comment="export: written to files and read back; retire: its rows left the ledger; restore: they are readable again.",
+    ),
+    sa.Column(
+        "rows_are",
+        sa.Text,
+        nullable=False,
+        comment="attached, kept (a table of its own beside the ledger) or dropped, after the step.",
+    ),
+    sa.Column("row_count", sa.BigInteger, nullable=False, comment="Rows of the month, evidence included."),
+    sa.Column("location", sa.Text, comment="Of an export: the folder, as named by whoever exported."),
+    sa.Column("manifest", JSONB, comment="Of an export: files, counts, sums and hashes."),
+    sa.Column("manifest_hash", BYTEA, comment="Of an export: SHA-256 of its manifest."),
+    sa.Column("actor", sa.Text, nullable=False, comment="Who."),
+    sa.Column("reason", sa.Text, comment="Why, in the actor's words."),
+    sa.Column("at", Instant, nullable=False, server_default=now(), comment="When, by the database's clock."),
+    one_of("step", "export", "retire", "restore"),
+    one_of("rows_are", "attached", "kept", "dropped"),
+    sa.CheckConstraint("extract(day from posting_period) = 1", name="is_a_month"),
+    sa.CheckConstraint("(step = 'export') = (manifest_hash is not null)", name="export_has_a_manifest"),
+    comment="One row per step that took a month's rows out of the ledger or brought them back. Rows are added, never changed.",
+)
+
 acts = sa.Table(
     "acts",
     metadata,

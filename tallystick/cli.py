@@ -29,9 +29,11 @@ from tallystick.commands import (
     records,
     repricing,
     rereading,
+    retention,
     services,
     sql,
     statements,
+    subjects,
     webhooks,
 )
 from tallystick.commands.common import CommandError, Group, safe
@@ -46,7 +48,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, letters, gaps, canary, statements, corrections, approvals, rereading, proofs, sql,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 

@@ -98,10 +98,25 @@ def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: flo
     """
     if model is not None and not list((PROJECT / "models" / "marts").rglob(f"{model}.sql")):
         raise RollupFailed(model, "there is no such mart")
+    _check_nothing_retired(url)
     command = ["run", "--full-refresh", "--vars", "{rebuild: true}"]
     selected = (model or "config.incremental_strategy:additive",)
     # Other variables make dbt read the whole project again; with a folder of its own a rebuild costs the next run nothing.
     return _invoke(url, home / "dbt" / "rebuild", home / "logs", command, selected, wait_seconds)
+
+
+def _check_nothing_retired(url: str) -> None:
+    """Raise RollupFailed while the rows of a month are not in the ledger: a mart made new would be without them."""
+    with psycopg.connect(libpq_url(url), autocommit=True, connect_timeout=10) as connection:
+        gone = connection.execute(
+            "select string_agg(to_char(posting_period, 'YYYY-MM'), ', ' order by posting_period)"
+            " from ledger.retired_months where not is_readable"
+        ).fetchone()
+    if gone is not None and gone[0] is not None:
+        raise RollupFailed(
+            "ledger",
+            f"the rows of {gone[0]} have left it, and a mart made new would lack them: `tallystick retention restore`",
+        )
 
 
 def _invoke(

@@ -71,6 +71,20 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
             return None
         return f"{sent.delivered} delivered, {sent.failed} failed, {sent.given_up} given up"
 
+    async def expire() -> str | None:
+        from ledger import expiry
+
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            done = await expiry.expire(
+                connection,
+                now=time.time_ns() // 1000,
+                raw_usage_months=settings.raw_usage_months,
+                dead_letter_days=settings.dead_letter_days,
+                open_dead_letter_days=settings.open_dead_letter_days,
+                actor="scheduler",
+            )
+        return done.line
+
     async def rollup() -> str | None:
         from tallystick.rollup import run_rollup
 
@@ -120,6 +134,7 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         Job("grants", 60.0, grants),
         Job("outbox", settings.outbox_seconds, outbox),
         Job("rollup", settings.rollup_seconds, rollup),
+        Job("age limits", 3600.0, expire),
         Job("heads", 60.0, heads),
         Job("counters", 60.0, counters),
         *([Job("canary", settings.canary_seconds, canary)] if settings.canary_seconds else []),

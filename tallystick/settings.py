@@ -103,6 +103,24 @@ class Settings(BaseSettings):
     webhooks_allow_private: bool = Field(
         default=False, description="Let webhooks go to private addresses, and without TLS: for networks of one's own."
     )
+    retention_folder: Path | None = Field(
+        default=None, description="Where months that leave the ledger are exported to; unset: home/retired."
+    )
+    raw_usage_months: int = Field(
+        default=6,
+        ge=1,
+        le=120,
+        description="Months for which raw usage objects are kept, beside the one in hand; then their partition is dropped.",
+    )
+    dead_letter_days: int = Field(
+        default=90, ge=1, le=3650, description="Days for which a resolved dead letter keeps its bytes."
+    )
+    open_dead_letter_days: int = Field(
+        default=400,
+        ge=1,
+        le=3650,
+        description="Days since it last came for which a dead letter that nobody resolved keeps its bytes.",
+    )
     failpoints: str = Field(default="", description="For crash tests: place=die@n,...")
 
     @property
@@ -114,6 +132,11 @@ class Settings(BaseSettings):
     def published_heads(self) -> Path:
         """The file that heads are published to."""
         return self.heads_file or self.home / "heads.jsonl"
+
+    @property
+    def exports(self) -> Path:
+        """The folder that months are exported to."""
+        return self.retention_folder or self.home / "retired"
 
 
 def editor() -> list[str]:

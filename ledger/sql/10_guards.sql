@@ -31,7 +31,8 @@ begin
         'node_windows',
         'rate_sets',
         'rates',
-        'raw_usage'
+        'raw_usage',
+        'retirements'
     ] loop
         execute format(
             'create or replace trigger refuse_change before update or delete on ledger.%I'

@@ -12,7 +12,8 @@ declare
     last_instant constant timestamptz := (first_day + interval '1 month' + interval '12 hours') at time zone 'UTC';
     made integer := 0;
 begin
-    if to_regclass(format('ledger.entries_%s', suffix)) is null then
+    -- A month whose rows have left the ledger takes none again.
+    if to_regclass(format('ledger.entries_%s', suffix)) is null and not ledger.is_retired(first_day) then
         execute format('create table ledger.entries_%s (like ledger.entries including all)', suffix);
         execute format(
             'alter table ledger.entries_%s add constraint occurred_before_the_month_ends check (occurred_at < %L)',

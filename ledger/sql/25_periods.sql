@@ -104,7 +104,8 @@ begin
 end
 $$;
 
--- Are a month's rows gone from the ledger: it had some, and its partition is no longer attached?
+-- Have a month's rows left the ledger? For good once they were retired, also while they are readable again for an
+-- investigation; and where a month had rows and has no partition any more.
 create or replace function ledger.is_retired(month date) returns boolean
 language sql
 stable
@@ -112,7 +113,12 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select
-        not exists (
+        exists (
+            select
+            from ledger.retirements as r
+            where r.step = 'retire' and r.posting_period = date_trunc('month', month)::date
+        )
+        or not exists (
             select
             from pg_inherits as i
             where

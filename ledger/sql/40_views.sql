@@ -95,6 +95,48 @@ comment on column ledger.entry_lines.priced_as is 'The meter whose rate was take
 comment on column ledger.entry_lines.currency is 'Of price and amount, ISO 4217.';
 comment on column ledger.entry_lines.amount is 'quantity x price / per, exactly.';
 
+-- The months whose rows have left the ledger, as the last step left each of them. Proofs take their digests and seals in the
+-- place of rows, unless these are readable again.
+create or replace view ledger.retired_months
+with (security_invoker = true)
+as
+with steps as (
+    select
+        r.posting_period,
+        min(r.at) filter (where r.step = 'retire') over month as retired_at,
+        last_value(r.rows_are) over month as rows_are,
+        r.row_count,
+        r.location,
+        r.manifest_hash,
+        r.step,
+        row_number() over (partition by r.posting_period, r.step order by r.retirement_id desc) as age
+    from ledger.retirements as r
+    window month as (
+        partition by r.posting_period
+        order by r.retirement_id
+        rows between unbounded preceding and unbounded following
+    )
+)
+select
+    posting_period,
+    retired_at,
+    rows_are,
+    rows_are = 'attached' as is_readable,
+    row_count,
+    location,
+    manifest_hash
+from steps
+where step = 'export' and age = 1 and retired_at is not null;
+
+comment on view ledger.retired_months is 'One row per month whose rows have left the ledger; keys, requests, batches, digests and seals stay.';
+comment on column ledger.retired_months.posting_period is 'The first day of the month.';
+comment on column ledger.retired_months.retired_at is 'When its rows first left.';
+comment on column ledger.retired_months.rows_are is 'attached: readable again; kept: in a table of the owner''s; dropped: in the export alone.';
+comment on column ledger.retired_months.is_readable is 'Are the rows in ledger.entries again, for an investigation?';
+comment on column ledger.retired_months.row_count is 'How many rows there are, evidence included.';
+comment on column ledger.retired_months.location is 'Where the last export was written to.';
+comment on column ledger.retired_months.manifest_hash is 'SHA-256 of the manifest of that export.';
+
 -- --- What a tenant's reader sees -------------------------------------------------------------------------------------
 --
 -- Readers have rights on these views alone. A policy on the tables would hide the rows, but `explain` would still guess from

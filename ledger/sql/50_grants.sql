@@ -92,6 +92,16 @@ grant execute on function ledger.close_partition(date), ledger.open_partition(da
     ledger.is_retired(date), ledger.is_partition_closed(date), ledger.period_totals(text, date)
     to tallystick_operator;
 grant insert on ledger.seals, ledger.seal_lines to tallystick_operator;
+-- Months that leave: an export is noted by whoever made it; the other steps are the owner's functions'.
+grant insert on ledger.retirements to tallystick_operator;
+grant execute on function ledger.retire_partition(date, boolean, text, text), ledger.begin_restore(date),
+    ledger.finish_restore(date, text, text), ledger.differing_batches(date)
+    to tallystick_operator;
+grant execute on function ledger.drop_raw_usage(date), ledger.expire_dead_letters(timestamptz, timestamptz, integer),
+    ledger.erase_subject(text, text)
+    to tallystick_operator;
+grant select on ledger.retirements, ledger.retired_months
+    to tallystick_writer, tallystick_analyst, tallystick_billing, tallystick_rollup;
 
 -- The API reads; what it writes goes through the writer or the operator, but for when a key was last used.
 grant update (last_used_at) on ledger.api_keys to tallystick_api;

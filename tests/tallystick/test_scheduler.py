@@ -105,7 +105,7 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
     found = configured(settings)
     assert found is not None
     listed = {job.name: job for job in jobs(settings, found)}
-    assert set(listed) == {"months ahead", "seals", "grants", "outbox", "rollup", "heads", "counters"}
+    assert set(listed) == {"months ahead", "seals", "grants", "outbox", "rollup", "heads", "counters", "age limits"}
     async with await connect(database.url_for("tallystick_operator")) as connection:
         await add_entity(connection, "test", "e", "E")
         await add_tenant(
@@ -119,6 +119,7 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
     assert await listed["seals"].do() == "7 seals made, 7 partitions closed"
     assert await listed["seals"].do() is None
     assert await listed["heads"].do() is None
+    assert await listed["age limits"].do() is None
 
 
 async def test_work_in_a_thread_gives_back_its_result_or_its_error() -> None:
