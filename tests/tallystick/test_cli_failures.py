@@ -58,7 +58,7 @@ NONSENSE: list[tuple[list[str], int, str]] = [
     (["budgets", "set", "--unit", "requests", "--limit", "1", "--since", "2026-02-30"], 1, "'2026-02-30' is not a date"),
     (["budgets", "list", "--tenant", "nobody"], 1, "there is no tenant 'nobody'"),
     (["budgets", "end", "nothing", "--reason", "r"], 1, "there is no budget in force 'nothing'"),
-    (["keys", "create"], 1, "a key belongs to one tenant or to one source"),
+    (["keys", "create"], 1, "a key belongs to one tenant, to one source, or to an operator"),
     (["keys", "create", "--tenant", "nobody"], 1, "there is no tenant 'nobody'"),
     (["keys", "revoke", "tsk_0", "--reason", "r"], 1, "there is no key in force 'tsk_0'"),
     (["dead-letters", "show", "7"], 1, "there is no dead letter '7'"),
