@@ -497,11 +497,16 @@ def _counts(quantities: Quantities) -> EntriesFor:
             reason=said.reason,
             actor=said.actor,
         )
-        if fold([standing(better)]) == fold(stands):
-            raise ActRefused("what stands says the same already")
+        _refuse_the_same(known, stands, [better])
         return true_up(stands, [better], known.entry_id, "adjustment")
 
     return rows_for
+
+
+def _refuse_the_same(known: Known, stands: Sequence[Standing], better: Sequence[Entry]) -> None:
+    """Refuse what a person has decided already; what only reports say may be confirmed, and then no report moves it."""
+    if known.rank[0] > 0 and fold([standing(entry) for entry in better]) == fold(stands):
+        raise ActRefused("what stands says the same already, by a person's decision")
 
 
 def _difference(change: Difference) -> EntriesFor:
@@ -668,8 +673,7 @@ def _taking_place(entries_for: EntriesFor) -> EntriesFor:
     def rows_for(books: Books, known: Known, missing: Missing, said: Said) -> list[Entry]:
         better = entries_for(books, known, missing, said)
         stands = reported(known.stands)
-        if fold([standing(entry) for entry in better]) == fold(stands) and stands:
-            raise ActRefused("what stands says the same already")
+        _refuse_the_same(known, stands, better)
         return true_up(stands, better, known.entry_id, "true_up")
 
     return rows_for

@@ -11,6 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ingest.letters import content_of
 from ledger.approvals import Awaiting, decide
@@ -37,7 +39,7 @@ from ledger.database import Connection, connect
 from ledger.errors import ActRefused, Unknown
 from ledger.repricing import Scope, reprice
 from tallystick.verify import verify
-from tests.factories import NODE, make_event
+from tests.factories import GATEWAY, NODE, make_event
 from tests.ledger.prices import make_card, per_million
 from tests.ledger.test_statements import openai
 from tests.support.ledger import Failpoint, Ledger
@@ -226,7 +228,6 @@ async def test_missing_usage_is_stated_by_a_person(ledger: Ledger, writer: Conne
         ({"operations": 1}, "'operations' is no meter"),
         ({"uncached_input_tokens": -1}, "must be between 0 and"),
         ({"uncached_input_tokens": 10**15 + 1}, "must be between 0 and"),
-        ({"uncached_input_tokens": 100, "visible_output_tokens": 10}, "says the same already"),
     ],
 )
 async def test_counts_that_are_refused(
@@ -236,6 +237,19 @@ async def test_counts_that_are_refused(
     with pytest.raises(ActRefused, match=rule):
         await done(writer, Counts(R, quantities))
     assert ledger.value("select count(*) from ledger.corrections") == 0
+
+
+async def test_counts_that_are_confirmed_are_a_persons_from_then_on(ledger: Ledger, writer: Connection) -> None:
+    """One row that moves nothing; the gateway's better report of 200 is evidence. Confirmed twice says nothing new."""
+    await ledger.post(openai("n", 100, 10, request_id="r", source=NODE))
+    same = Counts(R, {"uncached_input_tokens": 100, "visible_output_tokens": 10})
+    made = await done(writer, same)
+    assert made.record.entry_count == 1
+    with pytest.raises(ActRefused, match="says the same already, by a person's decision"):
+        await done(writer, same)
+    assert ledger.outcomes(await ledger.post(openai("a", 200, 10, request_id="r"))) == ["evidence"]
+    assert total(ledger) == (1, Decimal("0.00028"), 100, 10)
+    assert proof(ledger) == []
 
 
 async def test_counts_of_an_answer_of_several_models_are_refused(ledger: Ledger, writer: Connection) -> None:
@@ -648,3 +662,86 @@ async def test_what_is_no_conflict_is_not_accepted(ledger: Ledger, operator: Con
         await content_of(operator, letter)
     with pytest.raises(Unknown):
         await content_of(operator, letter + 1)
+
+
+# --- Whatever comes, in whatever order ----------------------------------------------------------------------------------
+
+LAYERS = {
+    "node interim": (NODE, False),
+    "node": (NODE, True),
+    "gateway interim": (GATEWAY, False),
+    "gateway": (GATEWAY, True),
+}
+"""From the one that counts least to the one that counts most."""
+tokens = st.tuples(st.integers(0, 4), st.integers(0, 4))
+_examples = iter(range(1_000_000))
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[dict[str, tuple[int, int]], list[int], tuple[int, int] | None, list[list[Any]]]:
+    """Reports by layer, differences in millionths, counts that a person may state, and two ways to tell all of it."""
+    said = draw(st.dictionaries(st.sampled_from(sorted(LAYERS)), tokens))
+    differences = draw(st.lists(st.integers(-9, 9).filter(bool), max_size=3))
+    stated = draw(st.none() | tokens)
+    told: list[Any] = [*said, *range(len(differences)), *([] if stated is None else ["stated"])]
+    ways = []
+    for _ in range(2):
+        repeats = draw(st.lists(st.sampled_from(told), max_size=3)) if told else []
+        ways.append(draw(st.permutations([*told, *repeats])))
+    return said, differences, stated, ways
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(story=stories(), data=st.data())
+async def test_reports_and_corrections_that_commute_give_the_same_totals_in_any_order(
+    ledger: Ledger, writer: Connection, story: Any, data: st.DataObject
+) -> None:
+    """By request, tenant and month: the best report, or the counts that a person stated, and all differences once.
+
+    Everything is told of two requests, each in an order, with repeats and in batches of its own; both begin with an
+    estimate, which dates them.
+    """
+    said, differences, stated, ways = story
+    best = next((said[layer] for layer in reversed(LAYERS) if layer in said), (1, 1))
+    counted = stated if stated is not None else best
+    millionths = counted[0] * 2 + counted[1] * 8 + sum(differences)
+    expected = {}
+    async with ledger.intake() as intake:
+        for way in ways:
+            request_id = f"any-{next(_examples)}"
+            begun = openai(
+                f"{request_id}-begun", 1, 1, request_id=request_id, source=NODE, basis="estimated", final=False
+            )
+            await intake.post(await intake.read([ledger.message(begun)]))
+            waiting: list[dict[str, Any]] = []
+
+            async def post_all(waiting: list[dict[str, Any]] = waiting) -> None:
+                if waiting:
+                    await intake.post(await intake.read([ledger.message(*waiting)]))
+                    waiting.clear()
+
+            for what in way:
+                of = Request("t-alpha", request_id)
+                if what in LAYERS:
+                    source, final = LAYERS[what]
+                    waiting.append(
+                        openai(f"{request_id}-{what}", *said[what], request_id=request_id, source=source, final=final)
+                    )
+                    if data.draw(st.booleans()):
+                        await post_all()
+                    continue
+                await post_all()
+                if what == "stated":
+                    assert stated is not None
+                    change: Any = Counts(of, {"uncached_input_tokens": stated[0], "visible_output_tokens": stated[1]})
+                else:
+                    change = Difference(of, charge=Decimal(differences[what]) / 1_000_000)
+                await done(writer, change, correction_id=f"{request_id}-{what}")
+            await post_all()
+            if way:
+                expected[request_id] = (1, Decimal(millionths) / 1_000_000, *counted)
+    for request_id, totals in expected.items():
+        assert total(ledger, request_id) == totals
+        months = "select count(distinct (tenant_id, posting_period)) from ledger.entries where request_id = %s"
+        assert ledger.value(months, request_id) == 1
+    assert proof(ledger) == []
