@@ -10,9 +10,9 @@ set intervalstyle = 'iso_8601'
 as $$
 declare
     first_day constant date := date_trunc('month', month)::date;
-    -- What COPY escapes, in the order in which it must be replaced: the escape itself first.
+    -- What COPY escapes, in the order in which it must be replaced: the escape itself first. Version 15 knows no E'\v'.
     escaped constant text := $e$replace(replace(replace(replace(replace(replace(replace(%1$s, E'\\', E'\\\\'),
-        E'\t', E'\\t'), E'\n', E'\\n'), E'\r', E'\\r'), E'\b', E'\\b'), E'\f', E'\\f'), E'\v', E'\\v')$e$;
+        E'\t', E'\\t'), E'\n', E'\\n'), E'\r', E'\\r'), E'\b', E'\\b'), E'\f', E'\\f'), E'\x0b', E'\\v')$e$;
     plain text;
     careful text;
     texts text;

@@ -181,6 +181,7 @@ def _with_bar(
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(what, total=total)
         return with_connection(work(lambda rows: bars.advance(task, rows)))
