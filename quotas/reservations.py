@@ -32,6 +32,7 @@ Reason = Literal["limit", "unknown_price", "missing_estimate", "conflict", "unkn
 
 ID_LENGTH_MAX: Final = 255
 TTL_SECONDS_MAX: Final = 86_400
+SWEEP_ROWS_MAX: Final = 1_000
 HOLD_SECONDS: Final = 5
 """When to ask again where nothing but holds is in the way: they go with the calls that they are for, in seconds."""
 _ATTEMPTS: Final = 5
@@ -661,7 +662,7 @@ async def _changes(
     raise AssertionError("the last attempt returns or raises")
 
 
-async def expire(connection: Connection, *, rows_max: int = 1_000, at: int | None = None) -> Swept:
+async def expire(connection: Connection, *, rows_max: int = SWEEP_ROWS_MAX, at: int | None = None) -> Swept:
     """Let go of holds that nobody has spoken of in time.
 
     Only of those that ran out before the low watermark: up to there everything that could speak of them is posted. While

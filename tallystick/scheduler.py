@@ -85,6 +85,29 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
             )
         return done.line
 
+    async def holds() -> str | None:
+        from quotas import reservations
+
+        total = 0
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            while True:
+                swept = await reservations.expire(connection)
+                total += swept.expired_count
+                # Short transactions: while one has a window, nobody is admitted on it.
+                if swept.expired_count < reservations.SWEEP_ROWS_MAX:
+                    break
+        return f"{total:,} expired" if total else None
+
+    async def decisions() -> str | None:
+        from quotas import reservations
+
+        before = time.time_ns() // 1000 - settings.decision_days * 86_400_000_000
+        total = 0
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            while forgotten := await reservations.forget(connection, before=before):
+                total += forgotten
+        return f"{total:,} decisions and closed reservations forgotten" if total else None
+
     async def rollup() -> str | None:
         from tallystick.rollup import run_rollup
 
@@ -132,6 +155,9 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         Job("seals", 600.0, seals),
         # Limits of prepaid tenants follow the beginning and end of a grant within this.
         Job("grants", 60.0, grants),
+        # Room that a crashed caller left held is given back within this, once the feeds are past it.
+        Job("holds", 5.0, holds),
+        Job("decisions", 3600.0, decisions),
         Job("outbox", settings.outbox_seconds, outbox),
         Job("rollup", settings.rollup_seconds, rollup),
         Job("age limits", 3600.0, expire),

@@ -78,6 +78,12 @@ class Settings(BaseSettings):
         description="Acts that need a second person, by name or noun: corrections.reverse, corrections, ...; `approvals acts` lists them.",
     )
 
+    decision_days: int = Field(
+        default=35,
+        ge=1,
+        le=3660,
+        description="Days for which refusals and other decisions are kept, and reservations that are over.",
+    )
     rollup_seconds: float = Field(default=60.0, gt=0, description="The scheduler's pause between rollups.")
     heads_file: Path | None = Field(
         default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl."

@@ -16,7 +16,9 @@ from decimal import Decimal
 from statistics import median, quantiles
 from typing import Final
 
+from api.away import Away
 from api.config import Config
+from api.database import Reader
 from api.metrics import Metrics
 from api.reserving import Reserving
 from ledger.database import Connection, connect
@@ -205,7 +207,10 @@ async def measured(
 async def replica(made: World) -> AsyncIterator[Reserving]:
     """The group commit of one replica, without HTTP before it."""
     config = Config(writer_url=made.writer_url, api_url=made.writer_url, name="bench")
-    reserving = Reserving(config, Metrics())
+    metrics = Metrics()
+    reserving = Reserving(
+        config, metrics, Away(None, Reader(made.ledger.database.url_for("tallystick_api"), 1), metrics)
+    )
     reserving.start()
     try:
         yield reserving

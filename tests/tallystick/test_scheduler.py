@@ -105,7 +105,18 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
     found = configured(settings)
     assert found is not None
     listed = {job.name: job for job in jobs(settings, found)}
-    assert set(listed) == {"months ahead", "seals", "grants", "outbox", "rollup", "heads", "counters", "age limits"}
+    assert set(listed) == {
+        "months ahead",
+        "seals",
+        "grants",
+        "outbox",
+        "rollup",
+        "heads",
+        "counters",
+        "age limits",
+        "holds",
+        "decisions",
+    }
     async with await connect(database.url_for("tallystick_operator")) as connection:
         await add_entity(connection, "test", "e", "E")
         await add_tenant(
@@ -120,6 +131,18 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
     assert await listed["seals"].do() is None
     assert await listed["heads"].do() is None
     assert await listed["age limits"].do() is None
+    # Nobody spoke of either: one ran out a minute ago, the other is long over, as is a refusal.
+    with database.connect() as superuser:
+        superuser.execute(
+            "insert into quotas.reservations (tenant_id, reservation_id, content_hash, basis, state, budget_ids, group_keys,"
+            " window_starts, reserved, posted_under, decided_at, expires_at, ended_at)"
+            " select 'acme', state, gen_random_uuid(), 'worst_case', state, '{}', '{}', '{}', '{}', '{}', at, at, at"
+            " from (values ('held', now() - interval '1 minute'), ('voided', now() - interval '36 days')) as v (state, at)"
+        )
+    assert await listed["holds"].do() == "1 expired"
+    assert await listed["holds"].do() is None
+    assert await listed["decisions"].do() == "1 decisions and closed reservations forgotten"
+    assert await listed["decisions"].do() is None
 
 
 async def test_work_in_a_thread_gives_back_its_result_or_its_error() -> None:
