@@ -2,12 +2,16 @@
 
 import random
 import threading
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
 import psycopg
 import pytest
 
+from ledger import closing
+from ledger.database import connect
+from ledger.tables import SEAL_DIMENSIONS, SEAL_MEASURES
 from tallystick.rollup import RollupBusy, RollupFailed, WarehouseMissing, run_rollup
 from tallystick.verify import verify
 from tests.dbt.conftest import Marts
@@ -474,3 +478,39 @@ def test_a_missing_extra_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, dbt_
     monkeypatch.setattr("tallystick.rollup.importlib.util.find_spec", nothing)
     with pytest.raises(WarehouseMissing, match=r"dbt-core is not installed: pip install 'tallystick\[warehouse\]'"):
         run_rollup("postgresql:///", dbt_home)
+
+
+async def test_a_seal_holds_what_the_mart_of_its_days_holds(marts: Marts) -> None:
+    """Without late usage a month's seal and its days in fct_cost_daily are one fold, in every column: with copies,
+    corrections, estimates, voids, and what has no price or no usage."""
+    await set_up(marts, "m-sub", zone="Asia/Kathmandu")
+    await marts.post(
+        make_event("a", usage=usage(100, 10)),
+        make_event("n", source=NODE, request_id="req-a", usage=usage(90, 9)),
+        make_event("x", model="m-nobody-knows", usage=usage(70, 7), feature=...),
+        make_event("m", usage=...),
+        make_event("e", basis="estimated", final=False, usage=usage(50, 5), lane="batch"),
+        make_event("v", usage=usage(30, 3), final=False),
+        make_event("end", time="2026-01-31T18:14:59.999999Z", usage=usage(20, 2)),
+        make_event("february", time="2026-01-31T18:15:00Z", usage=usage(10, 1)),
+    )
+    await marts.post(
+        make_event("e2", request_id="req-e", usage=usage(55, 5), lane="batch"),
+        make_event("v2", request_id="req-v", status="void", usage=...),
+    )
+    marts.roll_up()
+    async with await connect(marts.ledger.database.url_for("tallystick_operator")) as operator:
+        await closing.close_periods(operator, "test", date(2026, 1, 1))
+        (sealed,) = await closing.seal_pending(operator)
+    assert sealed.row_count > 8
+    texts = ", ".join(f"coalesce({name}, '')" for name, _ in SEAL_DIMENSIONS)
+    numbers = ", ".join(name for name, _ in SEAL_MEASURES)
+    lines = marts.ledger.rows(
+        f"select local_date, {texts}, {numbers} from ledger.seal_lines order by 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    )
+    mart = marts.ledger.rows(
+        f"select local_date, {texts}, {numbers} from marts.fct_cost_daily where local_date < '2026-02-01'"
+        " order by 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    )
+    assert len(lines) > 4
+    assert lines == mart
