@@ -30,6 +30,7 @@ import traceback
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from uuid import uuid4
@@ -182,13 +183,16 @@ def type_of(code: str) -> str:
 
 
 _SANE: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+# One random number for each process and then a count: a random one for each request takes a call of the system.
+_PROCESS: Final = uuid4().hex[:16]
+_REQUESTS: Final = count(1)
 request_id: Final[ContextVar[str]] = ContextVar("request_id", default="")
 """The id of the request in hand: in its answer's header, in problems, and in what we log of it."""
 
 
 def request_id_of(sent: str | None) -> str:
     """Return the caller's own id for a request if it is plain and short, else a new one."""
-    return sent if sent is not None and _SANE.fullmatch(sent) else uuid4().hex
+    return sent if sent is not None and _SANE.fullmatch(sent) else f"{_PROCESS}{next(_REQUESTS):016x}"
 
 
 class Refusal(Exception):

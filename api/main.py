@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from api import (
     budget_terms,
@@ -51,19 +52,36 @@ ROOMS: Final[tuple[Room, ...]] = (
 """All routes, in the order in which the document lists them."""
 
 
+class App(FastAPI):
+    """The framework, and in front of it the short cut of the few requests that stand around every model call."""
+
+    def __init__(self, services: Services, **options: Any) -> None:
+        super().__init__(**options)
+        self.state.services = services
+        self._short_cut = ShortCut(services)
+        self._framed_short_cut = Frame(self._short_cut, services.metrics)
+        self.add_middleware(Frame, metrics=services.metrics)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._short_cut.takes(scope):
+            await self._framed_short_cut(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
 def create_app(config: Config) -> FastAPI:
     """Make the app; it touches the network when its lifespan begins, and finishes what is queued when that ends."""
     services = Services.of(config)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await services.reader.open()
-        await services.reports.open()
-        await services.operator.open()
-        services.key_watch.start()
-        services.reserving.start()
-        await services.commits.start(_START_SECONDS)
         try:
+            await services.reader.open()
+            await services.reports.open()
+            await services.operator.open()
+            services.key_watch.start()
+            services.reserving.start()
+            await services.commits.start(_START_SECONDS)
             yield
         finally:
             await services.reserving.close()
@@ -73,7 +91,8 @@ def create_app(config: Config) -> FastAPI:
             await services.reports.close()
             await services.reader.close()
 
-    app = FastAPI(
+    app = App(
+        services,
         title="Tallystick",
         version=VERSION,
         lifespan=lifespan,
@@ -82,14 +101,10 @@ def create_app(config: Config) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.services = services
     for room in ROOMS:
         app.include_router(room.router)
     app.add_exception_handler(HTTPException, _answer)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
-    app.add_middleware(ShortCut, services=services)
-    # Added last, so outermost.
-    app.add_middleware(Frame, metrics=services.metrics)
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

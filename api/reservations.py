@@ -211,7 +211,6 @@ _settle_decoder: Final = msgspec.json.Decoder(SettleBody)
 _void_decoder: Final = msgspec.json.Decoder(VoidBody)
 _extend_decoder: Final = msgspec.json.Decoder(ExtendBody)
 _encode: Final = msgspec.json.Encoder().encode
-_FIELDS: Final = tuple(name for name in AskBody.__struct_fields__ if name != "tenant_id")
 
 Wire = tuple[int, dict[str, str], bytes]
 """Status, headers and body of an answer."""
@@ -237,7 +236,7 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
             reservation_id=decision.reservation_id,
             state=decision.state,
         )
-    headers = {"location": f"{PATH}/{quote(decision.reservation_id, safe='')}", **_limits(decision.tightest, None)}
+    headers = {"location": f"{PATH}/{quote(decision.reservation_id, safe='')}"}
     if isinstance(decision, AwayDecision):
         headers["tallystick-away"] = "true"
     return 200 if decision.is_replay else 201, headers, _encode(_reply(decision))
@@ -274,7 +273,7 @@ async def _decided(services: Services, asks: Sequence[Ask]) -> list[Decision]:
 def _ask_of(key: ApiKey, body: AskBody, place: str) -> Ask:
     tenant_id = tenant_of(key, body.tenant_id, f"{place}tenant_id")
     try:
-        return Ask(tenant_id=tenant_id, **{name: getattr(body, name) for name in _FIELDS})
+        return Ask(**{**msgspec.structs.asdict(body), "tenant_id": tenant_id})
     except ValueError as error:
         field, _, rule = str(error).partition(": ")
         raise InvalidRequest(place + field, rule) from None

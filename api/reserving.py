@@ -33,6 +33,7 @@ _ORDER: Final[tuple[Kind, ...]] = ("settle", "void", "extend", "reserve")
 
 _SHORTEST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 1.0
+_SWEEP_SECONDS: Final = 0.05
 _FAILED: Final = "decisions have ended after a fault; only a restart begins them again"
 
 
@@ -316,6 +317,8 @@ class Reserving:
         self.is_away = False
         """Whether calls are decided without the database, until it is back and knows of them."""
         self._returning: asyncio.Task[None] | None = None
+        self._watched: deque[_Waiting] = deque()
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting = 0
         self._is_closing = False
@@ -430,19 +433,15 @@ class Reserving:
         until = time.monotonic() + seconds
         parts = self._parts(kind, items, until)
         self._waiting += count
-        self._metrics.queue_asks.set(self._waiting)
+        self._watch(parts)
         try:
-            async with asyncio.timeout(seconds):
-                if len(parts) == 1:
-                    return await parts[0][0].answer
-                answers = await asyncio.gather(*(waiting.answer for waiting, _ in parts), return_exceptions=True)
-        except TimeoutError:
-            raise DeadlinePassed(f"not decided within {seconds:g} s") from None
+            if len(parts) == 1:
+                return await parts[0][0].answer
+            answers = await asyncio.gather(*(waiting.answer for waiting, _ in parts), return_exceptions=True)
         finally:
             for waiting, _ in parts:
                 waiting.is_given_up = True
             self._waiting -= count
-            self._metrics.queue_asks.set(self._waiting)
         found: list[Any] = [None] * count
         for (_, places), answer in zip(parts, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -450,6 +449,23 @@ class Reserving:
             for place, one in zip(places, answer, strict=True):
                 found[place] = one
         return found
+
+    def _watch(self, parts: Sequence[tuple[_Waiting, Sequence[int]]]) -> None:
+        """See to it that nobody waits beyond the deadline: by one timer for all, since all have the same."""
+        self._watched.extend(waiting for waiting, _ in parts)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        watched = self._watched
+        while watched and (watched[0].answer.done() or watched[0].until <= now):
+            waiting = watched.popleft()
+            if not waiting.answer.done():
+                seconds = self._config.reservation_deadline_seconds
+                waiting.answer.set_exception(DeadlinePassed(f"not decided within {seconds:g} s"))
+        self._metrics.queue_asks.set(self._waiting)
+        self._timer = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep) if watched else None
 
     def _parts(self, kind: Kind, items: Sequence[Any], until: float) -> list[tuple[_Waiting, Sequence[int]]]:
         """Queue items with the flushers of their tenants."""

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from api.bodies import check_json, read_stream
 from api.budgets import PATH as BUDGETS_PATH
@@ -24,30 +24,36 @@ _BUDGETS: Final = _Route(BUDGETS_PATH)
 _ASKS: Final = {PATH: (_Route(PATH), create), BATCH_PATH: (_Route(BATCH_PATH), create_many)}
 
 
+def _tenant_of(path: str) -> str:
+    tenant_id = path[len(_BEFORE) : -len(_AFTER)]
+    return "" if "/" in tenant_id else tenant_id
+
+
 class ShortCut:
-    """ASGI middleware: answers `GET /v1/tenants/{id}/budgets` without a query, `POST /v1/reservations` and its batch itself, and
-    hands on all others.
+    """Answers `GET /v1/tenants/{id}/budgets` without a query, `POST /v1/reservations` and its batch; others go the framework's way.
 
     Finding the route, making a request of it and headers of a response costs as much as the answer.
     """
 
-    def __init__(self, app: ASGIApp, services: Services) -> None:
-        self._app = app
+    def __init__(self, services: Services) -> None:
         self._services = services
 
+    def takes(self, scope: Scope) -> bool:
+        """Say whether a request is one of those."""
+        if scope["type"] != "http" or scope["query_string"]:
+            return False
+        path: str = scope["path"]
+        if scope["method"] == "POST":
+            return path in _ASKS
+        return (
+            scope["method"] == "GET" and path.startswith(_BEFORE) and path.endswith(_AFTER) and bool(_tenant_of(path))
+        )
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["query_string"]:
-            path: str = scope["path"]
-            if scope["method"] == "POST":
-                if path in _ASKS:
-                    await self._ask(path, scope, receive, send)
-                    return
-            elif scope["method"] == "GET":
-                tenant_id = path[len(_BEFORE) : -len(_AFTER)]
-                if tenant_id and "/" not in tenant_id and path.startswith(_BEFORE) and path.endswith(_AFTER):
-                    await self._read(tenant_id, scope, send)
-                    return
-        await self._app(scope, receive, send)
+        if scope["method"] == "POST":
+            await self._ask(scope["path"], scope, receive, send)
+        else:
+            await self._read(_tenant_of(scope["path"]), scope, send)
 
     async def _read(self, tenant_id: str, scope: Scope, send: Send) -> None:
         scope["route"] = _BUDGETS
