@@ -204,6 +204,11 @@ declare
     w_held numeric[];
     w_note numeric[];
     reaches_note boolean := false;
+    -- What all asks would take together, by budget and scope; and by scope, what is tightest then, and what it has left.
+    m_sum numeric[];
+    s_tightest integer[];
+    s_left numeric[];
+    sums record;
     -- Steps on the way down, by scope, in order.
     t_scope integer[];
     t_match integer[];
@@ -222,6 +227,7 @@ declare
     match integer;
     step integer;
     variant integer;
+    all_fit boolean;
     fits boolean;
     is_admitted boolean;
     is_degraded boolean;
@@ -543,7 +549,103 @@ begin
     o_route := o_amounts;
     o_cap := array_fill(null::bigint, array[asks]);
 
+    -- Where all asks fit together each of them fits in its turn, whatever the order, and nobody has to walk. What is noted,
+    -- unknown or degraded is left to the walk below.
+    all_fit := w_budget is not null and not is_booking;
+    if all_fit then
+        m_sum := array_fill(null::numeric, array[cardinality(m_scope)]);
+        for sums in
+            select
+                a.scope,
+                case when count(a.charge) = count(*) then sum(a.charge) end as charge,
+                case when count(a.cost) = count(*) then sum(a.cost) end as cost,
+                case when count(a.input) = count(*) then sum(a.input) end as input,
+                case when count(a.output) = count(*) then sum(a.output) end as output,
+                case when count(a.reads) = count(*) then sum(a.reads) end as reads,
+                count(*) as asks
+            from unnest(a_scope, a_charge, a_cost, a_input, a_output, a_reads, o_outcome)
+                as a (scope, charge, cost, input, output, reads, outcome)
+            where a.outcome is null
+            group by a.scope
+        loop
+            u := array[
+                sums.charge, sums.cost, sums.input + sums.output, sums.input, sums.output, sums.input - sums.reads, sums.asks
+            ];
+            for match in s_first[sums.scope]..s_last[sums.scope] loop
+                m_sum[match] := u[m_unit_no[match]];
+                all_fit := all_fit and m_sum[match] is not null;
+                w_held[m_window[match]] := w_held[m_window[match]] + m_sum[match];
+            end loop;
+        end loop;
+        for match in 1..cardinality(m_scope) loop
+            left_over := w_taken[m_window[match]] + w_held[m_window[match]];
+            if
+                m_sum[match] is not null
+                and (left_over > least(m_first[match], m_ceiling[match]) or left_over >= w_note[m_window[match]])
+            then
+                all_fit := false;
+            end if;
+        end loop;
+        if all_fit then
+            for each_window in 1..cardinality(w_taken) loop
+                w_taken[each_window] := w_taken[each_window] + w_held[each_window];
+            end loop;
+            s_tightest := array_fill(null::integer, array[cardinality(s_tenant)]);
+            s_left := array_fill(null::numeric, array[cardinality(s_tenant)]);
+            for match in 1..cardinality(m_scope) loop
+                of_scope := m_scope[match];
+                left_over := m_ceiling[match] - w_taken[m_window[match]];
+                if
+                    m_sum[match] is not null
+                    and m_hardness[match] <> 'shadow'
+                    and left_over is not null
+                    and (s_left[of_scope] is null or left_over * m_sum[s_tightest[of_scope]] < s_left[of_scope] * m_sum[match])
+                then
+                    s_tightest[of_scope] := match;
+                    s_left[of_scope] := left_over;
+                end if;
+            end loop;
+            select
+                array_agg(coalesce(a.outcome, 'admitted') order by a.n),
+                array_agg('{' || coalesce(l.amounts, '') || '}' order by a.n),
+                array_agg(t.tightest order by a.n),
+                array_agg(l.asked order by a.n),
+                array_agg(t.left_over::text order by a.n)
+            into o_outcome, o_amounts, o_tightest, o_asked, o_remaining
+            from unnest(a_scope, o_outcome) with ordinality as a (scope, outcome, n)
+            join unnest(s_tightest, s_left) with ordinality as t (tightest, left_over, scope) on t.scope = a.scope
+            left join (
+                select
+                    c.n,
+                    string_agg(c.amount::text, ',' order by c.place) as amounts,
+                    max(c.amount) filter (where c.place = s_tightest[c.scope])::text as asked
+                from (
+                    select
+                        b.n,
+                        b.scope,
+                        m.place,
+                        case m.unit_no
+                            when 1 then b.charge
+                            when 2 then b.cost
+                            when 3 then b.input + b.output
+                            when 4 then b.input
+                            when 5 then b.output
+                            when 6 then b.input - b.reads
+                            else 1
+                        end as amount
+                    from unnest(a_scope, a_charge, a_cost, a_input, a_output, a_reads) with ordinality
+                        as b (scope, charge, cost, input, output, reads, n)
+                    join unnest(m_scope, m_unit_no) with ordinality as m (scope, unit_no, place) on m.scope = b.scope
+                ) as c
+                group by c.n
+            ) as l on l.n = a.n;
+        else
+            w_held := array_fill(0::numeric, array[cardinality(w_budget)]);
+        end if;
+    end if;
+
     for ask in 1..asks loop
+        exit when all_fit;
         if o_outcome[ask] is not null then
             continue;
         end if;
