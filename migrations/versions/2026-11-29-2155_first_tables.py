@@ -1000,7 +1000,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.execute("set local lock_timeout = '10s'")
     # What the routines hang on the tables, where it would hold one of them back.
-    op.execute("drop view if exists ledger.entry_lines, ledger.own_entry_lines, ledger.own_entries, ledger.own_tenants")
+    op.execute("drop view if exists quotas.own_windows, ledger.entry_lines, ledger.own_entry_lines, ledger.own_entries")
+    op.execute("drop view if exists ledger.own_tenants")
     op.execute("drop policy if exists own_tenants on ledger.entries")
     op.drop_index("ix_windows_tenant_id_window_start", table_name="windows", schema="quotas")
     op.drop_table("windows", schema="quotas")

@@ -101,6 +101,15 @@ async def test_a_reader_without_tenants_sees_nothing(logins: Logins) -> None:
             assert reader.execute(f"select count(*) from ledger.{view}".encode()).fetchone() == (0,)
 
 
+async def test_a_reader_sees_the_windows_of_its_own_budgets(logins: Logins) -> None:
+    """5 x 0.00028 = 0.0014 charged in January; what the provider costs is not shown."""
+    with logins.connect("t-alpha") as reader:
+        rows = reader.execute("select budget_id, tenant_id, unit, posted from quotas.own_windows").fetchall()
+    assert rows == [("totals-charge", "t-alpha", "charge", Decimal("0.0014"))]
+    with logins.connect(SECRET) as other:
+        assert other.execute("select distinct tenant_id from quotas.own_windows").fetchall() == [(SECRET,)]
+
+
 async def test_lines_of_a_reader_sum_to_what_it_is_charged(logins: Logins) -> None:
     """5 x (100 x 2.00 + 10 x 8.00) / 1,000,000 = 0.0014; the cost book is not in it."""
     with logins.connect("t-alpha") as reader:
