@@ -337,6 +337,7 @@ def _refusal(decision: Decision) -> Refusal:
         return PriceUnknown("a budget in scope refuses calls whose price is not known", **told)
     if decision.reason == "missing_estimate":
         return EstimateMissing("a budget in scope refuses calls without an estimate", **told)
+    assert decision.reason == "limit", "each reason has its problem"
     headers = _limits(decision.tightest, decision.retry_at)
     if decision.retry_at is not None:
         told["retry_at"] = decision.retry_at
