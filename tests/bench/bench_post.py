@@ -17,6 +17,7 @@ from ledger import feeds, posting
 from ledger.books import ensure_ids
 from ledger.database import Connection, connect
 from ledger.posting import Posted
+from quotas.reservations import Ask, reserve
 from tests.bench.harness import Comparison, compare, size
 from tests.bench.world import PACK, SHARED_BUFFERS, TENANTS, World, world
 
@@ -93,11 +94,34 @@ async def copy_all(connection: Connection, rows: list[Rows]) -> None:
             await copy("event_keys", "key, content_hash, hash_version, batch_id", batch.keys)
             await copy(
                 "requests",
-                "key, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key",
+                "key, rank, posting_period, entry_id, entry_count, occurred_at, best_event_key, counted",
                 batch.requests,
             )
             await copy("raw_usage", "received_month, entry_id, flavour, parser_version, usage", batch.raw)
             await copy("entries", ", ".join(posting.COLUMNS), batch.entries)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the events of a run are like."""
+
+    name: str
+    target: float
+    second_percent: int = 0
+    """Of a hundred requests, how many the node reports as well."""
+    is_reserved: bool = False
+
+    def packs(self, made: World, events: int) -> list[bytes]:
+        return made.packs(events, second_percent=self.second_percent, is_reserved=self.is_reserved)
+
+
+LOADS = (
+    Load("post, each request reported once", 0.5),
+    Load("post, 1 % reported twice", 0.5, second_percent=1),
+    Load("post, 50 % reported twice", 0.3, second_percent=50),
+    Load("post, all reported twice", 0.3, second_percent=100),
+    Load("post, a reservation on every event", 0.3, is_reserved=True),
+)
 
 
 async def run() -> list[Comparison]:
@@ -109,31 +133,29 @@ async def run() -> list[Comparison]:
     )
     ease_collection()
     async with world(keys) as made:
-        return [
-            await _measured(made, events, double_reported=False, name="post, plain", target=0.5),
-            await _measured(made, events, double_reported=True, name="post, half double-reported", target=0.3),
-        ]
+        return [await _measured(made, events, load) for load in LOADS]
 
 
-async def _measured(made: World, events: int, *, double_reported: bool, name: str, target: float) -> Comparison:
+async def _measured(made: World, events: int, load: Load) -> Comparison:
     connection = await connect(made.writer_url)
-    held = await feeds.claim(connection, "file", f"file:bench-{double_reported}")
+    held = await feeds.claim(connection, "file", f"file:bench {load.name}")
     await connection.close()
     intake = await Intake.open(made.writer_url, held, patience=10)
+    asking = await connect(made.writer_url)
     plain = await connect(made.ledger.database.url)
     await plain.execute("set session_replication_role = replica")
     # Rate sets and subjects get their ids before anything is timed.
-    await post_all(intake, made.packs(2000, double_reported=double_reported))
+    await post_all(intake, load.packs(made, 2000))
 
     async def candidate() -> float:
-        bodies = made.packs(events, double_reported=double_reported)
+        bodies = load.packs(made, events)
+        await _reserve(asking, intake, made)
         before = _state(made)
         started = time.perf_counter()
         posted = await post_all(intake, bodies)
         seconds = time.perf_counter() - started
         outcomes = Counter(result.outcome for batch in posted for result in batch.results)
-        created = outcomes["created"]
-        assert created + outcomes["evidence"] == events, outcomes
+        assert outcomes["created"] + outcomes["evidence"] == events, outcomes
         after = _state(made)
         assert after["entries"] - before["entries"] == events
         assert (
@@ -141,10 +163,13 @@ async def _measured(made: World, events: int, *, double_reported: bool, name: st
             == after["budget"] - before["budget"]
             == after["totals"] - before["totals"]
         )
+        # What was reserved is given back by the entries that name it.
+        assert after["held"] == 0
+        assert before["held"] > 0 or not load.is_reserved
         return events / seconds
 
     async def baseline() -> float:
-        rows = await rows_of(intake, made.packs(events, double_reported=double_reported))
+        rows = await rows_of(intake, load.packs(made, events))
         before = made.ledger.value("select count(*) from ledger.entries")
         started = time.perf_counter()
         await copy_all(plain, rows)
@@ -153,10 +178,29 @@ async def _measured(made: World, events: int, *, double_reported: bool, name: st
         return events / seconds
 
     try:
-        return await compare(name, "events", baseline, candidate, target=target)
+        return await compare(load.name, "events", baseline, candidate, target=load.target)
     finally:
         await plain.close()
+        await asking.close()
         await intake.close()
+
+
+async def _reserve(connection: Connection, intake: Intake, made: World) -> None:
+    """Hold what the calls of these messages may take, as a gateway does before each."""
+    for at in range(0, len(made.reserved), 1000):
+        asks = [
+            Ask(
+                tenant_id=tenant_id,
+                reservation_id=reservation_id,
+                provider="openai",
+                model="m-sub",
+                input_tokens=1300,
+                output_tokens=400,
+            )
+            for tenant_id, reservation_id in made.reserved[at : at + 1000]
+        ]
+        decisions = await reserve(connection, asks, intake.books)
+        assert all(decision.is_admitted for decision in decisions)
 
 
 def _state(made: World) -> dict[str, Any]:
@@ -165,5 +209,6 @@ def _state(made: World) -> dict[str, Any]:
         "entries": one("select count(*) from ledger.entries"),
         "charge": one("select coalesce(sum(charge_amount), 0) from ledger.entries") or Decimal(0),
         "budget": one("select coalesce(sum(posted), 0) from quotas.windows where budget_id like 'month-%%'"),
+        "held": one("select coalesce(sum(held), 0) from quotas.windows"),
         "totals": one("select coalesce(sum(posted), 0) from quotas.windows where budget_id = 'totals-charge'"),
     }

@@ -30,9 +30,16 @@ class World:
         self.server = server
         self.writer_url = ledger.database.url_for("tallystick_writer")
         self._number = 0
+        self.reserved: list[tuple[str, str]] = []
 
-    def packs(self, events: int, *, double_reported: bool = False, pack: int = PACK) -> list[bytes]:
-        """Return messages with new events: gateway reports of small calls, or half of them with the node's report beside."""
+    def packs(
+        self, events: int, *, second_percent: int = 0, is_reserved: bool = False, pack: int = PACK
+    ) -> list[bytes]:
+        """Return messages with new events: gateway reports of small calls, after so many of a hundred the node's as well.
+
+        With `is_reserved` each call names a reservation, of which `reserved` lists those of these messages.
+        """
+        self.reserved = []
         now = datetime.now(UTC)
         found: list[str] = []
         while len(found) < events:
@@ -71,8 +78,12 @@ class World:
                     },
                 },
             }
+            if is_reserved:
+                event["data"]["reservation_id"] = f"r-{number}"  # type: ignore[index]
             found.append(json.dumps(event, separators=(",", ":")))
-            if double_reported and len(found) < events:
+            if is_reserved:
+                self.reserved.append((event["data"]["tenant_id"], f"r-{number}"))  # type: ignore[index]
+            if number % 100 < second_percent and len(found) < events:
                 node = {**event, "source": NODE, "id": _uuid7(micros, digest[12:22])}
                 node["data"] = {**event["data"], "node_id": "gpu-7", "provider": "openai"}  # type: ignore[dict-item]
                 found.append(json.dumps(node, separators=(",", ":")))
