@@ -101,6 +101,8 @@ create or replace function quotas.move_windows() returns trigger
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+-- The rows of a batch have no statistics. A planner that expects one of them joins thousands with thousands row by row.
+set enable_nestloop = off
 as $$
 begin
     if not exists (select from new_rows where reservation_id is not null) then
@@ -160,10 +162,15 @@ begin
             r.reserved,
             r.stated,
             r.posted_under
-        from named as n
-        join quotas.reservations as r on r.tenant_id = n.tenant_id and r.reservation_id = n.reservation_id
-        order by r.tenant_id, r.reservation_id
-        for no key update of r
+        from (select * from named order by tenant_id, reservation_id) as n
+        -- `offset 0` makes it a look-up by key for each, in their order, whatever the planner believes.
+        cross join lateral (
+            select *
+            from quotas.reservations as q
+            where q.tenant_id = n.tenant_id and q.reservation_id = n.reservation_id
+            offset 0
+            for no key update
+        ) as r
     ),
 
     rows as materialized (
