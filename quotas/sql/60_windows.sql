@@ -189,19 +189,29 @@ begin
             l.tenant_id,
             l.reservation_id,
             l.state,
-            h.place,
-            h.budget_id,
-            h.group_key,
-            h.window_start,
+            l.place,
+            l.budget_id,
+            l.group_key,
+            l.window_start,
             l.batch_id,
-            h.posted_under + coalesce(u.posted, 0) as posted_under,
-            quotas.hold_of(l.state_after, h.reserved, h.stated, h.posted_under + coalesce(u.posted, 0))
-            - quotas.hold_of(l.state, h.reserved, h.stated, h.posted_under) as held
-        from locked as l
-        cross join lateral unnest(l.budget_ids, l.group_keys, l.window_starts, l.reserved, l.stated, l.posted_under)
-            with ordinality as h (budget_id, group_key, window_start, reserved, stated, posted_under, place)
+            l.under_before + coalesce(u.posted, 0) as posted_under,
+            quotas.hold_of(l.state_after, l.reserved_of_it, l.stated_of_it, l.under_before + coalesce(u.posted, 0))
+            - quotas.hold_of(l.state, l.reserved_of_it, l.stated_of_it, l.under_before) as held
+        from (
+            -- Lists side by side: as a function in `from` each reservation would fill a table of its own.
+            select
+                r.*,
+                generate_subscripts(r.budget_ids, 1) as place,
+                unnest(r.budget_ids) as budget_id,
+                unnest(r.group_keys) as group_key,
+                unnest(r.window_starts) as window_start,
+                unnest(r.reserved) as reserved_of_it,
+                unnest(r.stated) as stated_of_it,
+                unnest(r.posted_under) as under_before
+            from locked as r
+        ) as l
         left join under as u
-            on u.reservation_tenant = l.tenant_id and u.reservation_id = l.reservation_id and u.budget_id = h.budget_id
+            on u.reservation_tenant = l.tenant_id and u.reservation_id = l.reservation_id and u.budget_id = l.budget_id
     ),
 
     drawn as (
