@@ -15,7 +15,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from tests.api.support import add_budget, make_key
+from api.main import create_app as create_api
+from tests.api.support import add_budget, config_of, make_key
 from tests.api.test_server import served
 from tests.factories import GATEWAY, NODE, make_event
 from tests.gateway import model_server
@@ -96,7 +97,8 @@ class Site:
 async def address(ledger: Ledger) -> AsyncIterator[str]:
     await ledger.add_price(input="2.00", output="8.00")
     await ledger.add_price("m-small", input="0.20", output="0.80")
-    with served(ledger) as (_, found):
+    # In this loop, for starting a process takes longer than most of the tests: whoever kills the API serves its own.
+    async with serving(create_api(config_of(ledger))) as found:
         yield found
 
 
