@@ -12,10 +12,15 @@ from tallystick.embedded import EmbeddedBroker, EmbeddedPostgres
 from tests.support import databases
 from tests.support import kafka4 as kafka4_support
 from tests.support.ledger import Failpoint, Ledger
+from tests.support.soak import ROUNDS, SOAK, examples
 
 # A busy machine makes inputs slowly, which says nothing about the code; and what failed must fail again.
 settings.register_profile("house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("house")
+# Other inputs each time; what to write into a test to see a failure again is printed.
+settings.register_profile(
+    "soak", settings.get_profile("house"), derandomize=False, max_examples=examples(100), print_blob=True
+)
+settings.load_profile("soak" if SOAK > 1 else "house")
 
 CHECKOUT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
@@ -25,6 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "kafka4" in getattr(item, "fixturenames", ()):
             item.add_marker("kafka")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Under `make soak`, run what hangs on chance moments (marked `soak`) several times, or with several seeds where it takes one."""
+    if ROUNDS > 1 and metafunc.definition.get_closest_marker("soak") and "seed" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("soak_round")
+        metafunc.parametrize("soak_round", range(ROUNDS))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ from tests.factories import GATEWAY
 from tests.support.ledger import Ledger
 from tests.support.wire import Cut, Wire
 
+pytestmark = pytest.mark.soak
+
 
 async def crowd(addresses: Sequence[str], token: str, ids: Sequence[str]) -> dict[str, int]:
     """Ask for all ids at once, shared out among servers; return the status of each, 0 where the server hung up."""

@@ -2,12 +2,12 @@
 
 import asyncio
 import itertools
-import os
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import hypothesis
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase
 from schemathesis.checks import not_a_server_error
@@ -18,20 +18,20 @@ from ledger.api_keys import SCOPES
 from tests.api.support import add_budget, bearer, make_key
 from tests.api.test_server import served
 from tests.support.ledger import Ledger
+from tests.support.soak import SOAK, examples
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "3"))
-"""For each operation, and walks along links; `make soak` takes more."""
 CHECKS: list[Any] = [not_a_server_error, content_type_conformance, response_schema_conformance]
 SETTINGS = hypothesis.settings(
-    max_examples=EXAMPLES,
+    max_examples=examples(3),
     deadline=timedelta(seconds=30),
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
-    derandomize=EXAMPLES < 10,
+    derandomize=SOAK == 1,
     database=None,
 )
 
 
+@pytest.mark.hypothesis
 async def test_whatever_is_sent_is_answered_without_a_fault(world: Ledger) -> None:
     add_budget(world, unknown_price="admit", missing_estimate="admit")
     token = await make_key(world, *SCOPES)
@@ -89,4 +89,4 @@ def walk(address: str, token: str) -> None:
         def validate_response(self, response: Any, case: Any, **others: Any) -> None:
             case.validate_response(response, checks=CHECKS)
 
-    Walk.run(settings=hypothesis.settings(SETTINGS, max_examples=10 * EXAMPLES, stateful_step_count=8))
+    Walk.run(settings=hypothesis.settings(SETTINGS, max_examples=examples(30), stateful_step_count=8))

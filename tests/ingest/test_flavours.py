@@ -24,6 +24,7 @@ from ingest.counts import (
 from ingest.flavours import FLAVOURS
 from ledger.meters import METERS, input_tokens, output_tokens
 from ledger.statements import Refused
+from tests.support.soak import examples
 
 
 def counted(flavour: str, usage: dict[str, Any]) -> Counted:
@@ -1228,7 +1229,7 @@ ANY_USAGE = st.sampled_from(sorted(FLAVOURS)).flatmap(
 )
 
 
-@settings(max_examples=800)
+@settings(max_examples=examples(800))
 @given(ANY_USAGE)
 def test_quantities_are_never_negative_and_reproduce_the_total(case: tuple[str, dict[str, Any]]) -> None:
     name, usage = case
@@ -1274,7 +1275,7 @@ def spoilt(places: Any) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.sampled_from(sorted(FLAVOURS)).flatmap(
         lambda name: st.tuples(st.just(name), st.lists(spoilt(_PLANS[name].places)))

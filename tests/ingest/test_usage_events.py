@@ -30,6 +30,7 @@ from ledger.statements import DIMENSIONS, DeadLetter, Item, Part, Refused, State
 from ledger.times import parse_rfc3339
 from tests import factories
 from tests.factories import GATEWAY, NODE, NOW, TENANT, make_event, make_parties, make_tenant
+from tests.support.soak import examples
 
 PARTIES = make_parties()
 
@@ -729,7 +730,7 @@ def test_a_bad_neighbour_changes_nothing_for_an_event() -> None:
     assert alone == beside[:1]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200))
 def test_no_bytes_raise(body: bytes) -> None:
     for read_body in (read_events, read_ndjson):
@@ -747,7 +748,7 @@ FIELDS = ["id", "source", "type", "time", *UsageEvent.__struct_fields__, "usage"
           "flavour", "status", "revision", "time_unix", "tenant_id", "request_id", "language", "local_estimate", "final"]  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=4))
 def test_no_values_raise_or_cost_a_neighbour(overrides: dict[str, Any]) -> None:
     first, middle, last = read(make_event("a"), make_event("b", **{"data": ..., **overrides}), make_event("c"))
@@ -757,7 +758,7 @@ def test_no_values_raise_or_cost_a_neighbour(overrides: dict[str, Any]) -> None:
         assert all(count > 0 for count in (part(middle).quantities or {}).values())
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.integers(0, 400), st.binary(min_size=1, max_size=3))
 def test_a_broken_event_costs_no_leading_neighbour(place: int, noise: bytes) -> None:
     event = encoded("b")

@@ -43,6 +43,7 @@ from tests.factories import GATEWAY, NODE, make_event
 from tests.ledger.prices import make_card, per_million
 from tests.ledger.test_statements import openai
 from tests.support.ledger import Failpoint, Ledger
+from tests.support.soak import examples
 
 R = Request("t-alpha", "r")
 HALF = {"uncached_input_tokens": 50, "visible_output_tokens": 5}
@@ -691,7 +692,7 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, tuple[int, int]], list[int], tup
     return said, differences, stated, ways
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(story=stories(), data=st.data())
 async def test_reports_and_corrections_that_commute_give_the_same_totals_in_any_order(
     ledger: Ledger, writer: Connection, story: Any, data: st.DataObject

@@ -18,6 +18,7 @@ from ledger.times import postgres_text
 from tests.factories import make_event
 from tests.support.databases import Database
 from tests.support.ledger import Ledger
+from tests.support.soak import examples
 
 KEY = "0192f0c1-0000-7000-8000-000000000001"
 
@@ -131,7 +132,7 @@ def scratch(database: Database) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(listed=st.lists(entries(), min_size=1, max_size=3))
 def test_a_line_is_what_postgres_prints(scratch: psycopg.Connection, listed: list[Entry]) -> None:
     """So that a digest of lines made while posting can be made again from the table."""
@@ -149,7 +150,7 @@ def test_a_line_is_what_postgres_prints(scratch: psycopg.Connection, listed: lis
     assert printed == lines
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=JSON)
 def test_json_is_written_as_jsonb_prints_it(scratch: psycopg.Connection, value: Any) -> None:
     row = scratch.execute("select %s::jsonb::text", [jsonb_text(value)]).fetchone()

@@ -17,6 +17,7 @@ from tallystick.verify import verify
 from tests.factories import GATEWAY, NODE, make_event
 from tests.ledger.prices import make_card, per_million
 from tests.support.ledger import Ledger
+from tests.support.soak import examples
 
 
 def anthropic(event_id: str, input_tokens: int, output_tokens: int, **overrides: Any) -> dict[str, Any]:
@@ -614,7 +615,7 @@ async def priced(ledger: Ledger) -> Ledger:
 _examples = iter(range(1_000_000))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(deal=DEALS)
 async def test_any_order_repetition_and_batching_gives_what_the_best_statement_says(
     priced: Ledger, deal: tuple[list[dict[str, Any]], st.DataObject]

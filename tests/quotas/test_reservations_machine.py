@@ -10,6 +10,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -33,6 +34,7 @@ from tallystick.verify import verify
 from tests.factories import GATEWAY, NODE, event_bytes, make_event
 from tests.quotas.support import add_price, make_ask
 from tests.support.ledger import Ledger
+from tests.support.soak import examples
 
 HOUR = 3_600_000_000
 MILLION = 1_000_000
@@ -392,6 +394,7 @@ class Machine(RuleBasedStateMachine):
         }
 
 
+@pytest.mark.hypothesis
 def test_reservations_do_what_the_model_says(ledger: Ledger) -> None:
     with asyncio.Runner() as runner:
         runner.run(add_price(ledger))
@@ -405,7 +408,7 @@ def test_reservations_do_what_the_model_says(ledger: Ledger) -> None:
         Machine.ledger, Machine.runner, Machine.count = ledger, runner, 0
         Machine.intakes = {"only": runner.run(opened())}
         try:
-            run_state_machine_as_test(Machine, settings=settings(max_examples=20, stateful_step_count=50))
+            run_state_machine_as_test(Machine, settings=settings(max_examples=examples(20), stateful_step_count=50))
         finally:
             runner.run(Machine.intakes["only"].close())
     # What every example left behind, folded again from the ledger and from the reservations.

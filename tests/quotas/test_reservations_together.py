@@ -17,6 +17,8 @@ from tallystick.verify import verify
 from tests.quotas.support import RECEIVED, Desk, add_price, make_ask, set_budget, spend, spending
 from tests.support.ledger import Failpoint, Ledger
 
+pytestmark = pytest.mark.soak
+
 AT = "2026-03-10T12:00:00Z"
 
 

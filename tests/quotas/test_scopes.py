@@ -30,6 +30,7 @@ from tests.quotas.support import (
     windows,
 )
 from tests.support.ledger import Ledger
+from tests.support.soak import examples
 
 WINDOW: dict[str, dict[str, Any]] = {
     "days": {"window_days": 7, "anchor": date(2026, 3, 4)},
@@ -161,7 +162,7 @@ async def test_budgets_change_while_usage_is_posted_and_lose_nothing(ledger: Led
     assert ledger.value("select deadlocks from pg_stat_database where datname = current_database()") == 0
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     moves=st.lists(
         st.one_of(

@@ -28,6 +28,7 @@ from tests.quotas.support import (
 )
 from tests.support.databases import Database
 from tests.support.ledger import Ledger
+from tests.support.soak import examples
 
 # --- Which window a day belongs to -------------------------------------------------------------------------------------
 
@@ -462,7 +463,7 @@ reports = st.builds(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(batches=st.lists(st.lists(reports, min_size=1, max_size=8), min_size=1, max_size=3))
 async def test_windows_are_the_fold_of_the_ledger_after_any_mix(
     ledger: Ledger, batches: list[list[dict[str, Any]]]

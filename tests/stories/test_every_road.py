@@ -5,7 +5,6 @@ knows no ledger: of the reports of a request, the one with the largest rank coun
 """
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,13 +23,13 @@ from tests.api.test_server import served
 from tests.factories import GATEWAY, NODE, event_bytes, make_event
 from tests.stories.test_worker import seen, wait_for
 from tests.support.ledger import Ledger
+from tests.support.soak import seeds
 from tests.support.worker import WorkerProcess
 
 REQUESTS = 300
 TENANTS = ("t-alpha", "t-beta")
 IN, OUT = Decimal("0.000002"), Decimal("0.000008")
 """2.00 and 8.00 for a million."""
-SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "20261130").split(",")]
 
 
 class Report:
@@ -146,7 +145,8 @@ async def send_all(
         )
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", seeds(20261130))
 async def test_any_road_order_and_repetition_charges_each_request_once_at_its_best(
     ledger: Ledger, embedded_broker: EmbeddedBroker, tmp_path: Path, seed: int
 ) -> None:

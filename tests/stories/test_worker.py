@@ -18,6 +18,7 @@ from ledger.database import connect
 from tallystick.embedded import EmbeddedBroker, free_port
 from tests.factories import event_bytes, make_event
 from tests.support.ledger import Ledger
+from tests.support.soak import seeds
 from tests.support.worker import WorkerProcess
 
 PRICE = Decimal("0.00028")
@@ -82,8 +83,10 @@ def seen(ledger: Ledger) -> int:
     )
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", seeds(20261129))
 async def test_a_worker_killed_in_mid_batch_loses_nothing_and_doubles_nothing(
-    broker: Any, topic: str, ledger: Ledger, start: Callable[..., WorkerProcess]
+    broker: Any, topic: str, ledger: Ledger, start: Callable[..., WorkerProcess], seed: int
 ) -> None:
     """6,000 events; the worker dies by kill -9 before a COPY, before a commit, after a commit, and at moments of chance."""
     await ledger.add_price(input="2.00", output="8.00")
@@ -92,7 +95,7 @@ async def test_a_worker_killed_in_mid_batch_loses_nothing_and_doubles_nothing(
     for failpoint in ("post.before_entries=die@3", "post.before_commit=die@4", "post.after_commit=die@2"):
         worker = start(failpoints=failpoint, batch_bytes_max=100_000)
         assert worker.process.wait(60) == -9, worker.said[-3000:]
-    chance = random.Random(20261129)
+    chance = random.Random(seed)
     for _ in range(3):
         worker = start(batch_bytes_max=20_000)
         before = seen(ledger)
