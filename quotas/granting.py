@@ -23,6 +23,8 @@ from quotas.terms import DEFAULTS, GRANTED, NAME_LENGTH_MAX, Terms
 
 PRIORITIES: Final = (1, 1000)
 _ZERO: Final = Decimal(0)
+_AHEAD: Final = 120_000_000
+"""How long before a grant begins or ends its tenant's limit is set again, so that what lapses is known to the minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,31 +249,11 @@ async def _book_expiry(connection: Connection, actor: str, grant_id: str, now: i
 
 
 async def _limits_due(connection: Connection, now: int) -> list[tuple[str, str]]:
-    """Return the prepaid tenants one of whose grants has begun or ended since their limit was last moved."""
+    """Return the prepaid tenants one of whose grants has begun or ended since their limit was last set, or soon does."""
     cursor = await connection.execute(
-        """
-        select b.tenant_id, b.currency
-        from quotas.budgets as b
-        cross join lateral (
-            select max(v.at) as at from quotas.budget_versions as v where v.budget_id = b.budget_id
-        ) as last
-        where
-            b.budget_id like %(prefix)s
-            and b.ended_at is null
-            and exists (
-                select
-                from quotas.grants as g
-                where
-                    g.tenant_id = b.tenant_id
-                    and g.currency = b.currency
-                    and (
-                        (g.effective_at > last.at and g.effective_at <= %(now)s)
-                        or (g.expires_at > last.at and g.expires_at <= %(now)s)
-                    )
-            )
-        order by 1, 2
-        """,
-        {"prefix": f"{GRANTED}%", "now": from_micros(now)},
+        "select distinct b.tenant_id, b.currency from quotas.turns as t join quotas.budgets as b using (budget_id)"
+        " where t.at <= %s and b.ended_at is null order by 1, 2",
+        [from_micros(now + _AHEAD)],
     )
     return [(row[0], row[1]) for row in await cursor.fetchall()]
 
@@ -348,6 +330,7 @@ async def hold_to_grants(
     assert row is not None
     # A tenant that was given back more than it ever spent has a limit of zero, and that much remains.
     limit = max(EXACT.add(row[0], projection.left), _ZERO)
+    await _write_turns(connection, current.budget_id, projection, now)
     if current.limit_amount is not None and limit == current.limit_amount:
         return 0
     # What was exhausted before a top-up may be exhausted again, and is to be said again.
@@ -363,6 +346,27 @@ async def hold_to_grants(
     }  # fmt: skip
     await budgets.change_terms(connection, actor, current, terms, reason)
     return 1
+
+
+async def _write_turns(connection: Connection, budget_id: str, projection: Projection, now: int) -> None:
+    """Say when what is left changes by itself, and what lapses then.
+
+    A reservation takes it off the limit from that instant on, whoever has looked by then. What usage burns of a grant in
+    between counts as burnt of what stays: that admits less, until the limit is set again, and never more.
+    """
+    turns: dict[int, Decimal] = {}
+    for each in projection.balances:
+        grant = each.grant
+        if grant.effective_at > now:
+            turns.setdefault(grant.effective_at, _ZERO)
+        if grant.expires_at is not None and grant.expires_at > now:
+            lapses = _ZERO if grant.has_conditions else each.left
+            turns[grant.expires_at] = EXACT.add(turns.get(grant.expires_at, _ZERO), lapses)
+    await connection.execute("delete from quotas.turns where budget_id = %s", [budget_id])
+    await connection.execute(
+        "insert into quotas.turns (budget_id, at, lapses) select %s, * from unnest(%s::timestamptz[], %s::numeric[])",
+        [budget_id, [from_micros(at) for at in turns], list(turns.values())],
+    )
 
 
 async def _prepaid_budget(connection: Connection, tenant_id: str, currency: str) -> budgets.BudgetRecord | None:

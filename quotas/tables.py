@@ -160,6 +160,28 @@ group_limits = sa.Table(
     comment="One row per group of a budget whose limit is its own; all others have the budget's.",
 )
 
+turns = sa.Table(
+    "turns",
+    metadata,
+    sa.Column(
+        "budget_id", sa.Text, sa.ForeignKey("quotas.budgets.budget_id"), primary_key=True, comment="A prepaid budget."
+    ),
+    sa.Column(
+        "at",
+        Instant,
+        primary_key=True,
+        comment="When a grant begins or ends: from then on the limit must be set anew.",
+    ),
+    sa.Column(
+        "lapses",
+        Amount,
+        nullable=False,
+        comment="What grants that end then had left when the limit was set: taken off the limit from that instant on.",
+    ),
+    sa.CheckConstraint("lapses >= 0", name="lapses_is_not_negative"),
+    comment="One row per prepaid budget and instant to come at which what is left of its grants changes by itself.",
+)
+
 budget_versions = sa.Table(
     "budget_versions",
     metadata,

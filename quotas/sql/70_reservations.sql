@@ -368,7 +368,21 @@ begin
             left join quotas.group_limits as o on o.budget_id = m.budget_id and o.group_key = m.group_key
             left join quotas.windows as w
                 on w.budget_id = m.budget_id and w.group_key = m.group_key and w.window_start = m.window_start
-            cross join lateral (select quotas.limit_of(m.limit_amount, o.budget_id, o.limit_amount) as full_limit) as l
+            cross join lateral (
+                select
+                    quotas.limit_of(m.limit_amount, o.budget_id, o.limit_amount)
+                    -- What a grant had left is gone at its end, whoever has looked since. Told apart by name, at no cost to others.
+                    - case
+                        when starts_with(m.budget_id, 'prepaid-')
+                            then
+                                (
+                                    select coalesce(sum(t.lapses), 0)
+                                    from quotas.turns as t
+                                    where t.budget_id = m.budget_id and t.at <= decided_at
+                                )
+                        else 0
+                    end as full_limit
+            ) as l
         ),
 
         windows as (

@@ -88,7 +88,18 @@ shown as (
         coalesce(w.unpriced_count, 0) as unpriced_count,
         coalesce(w.unpriced_tokens, 0) as unpriced_tokens,
         w.last_batch_id,
-        quotas.limit_of(d.limit_amount, g.budget_id, g.limit_amount) as own_limit
+        quotas.limit_of(d.limit_amount, g.budget_id, g.limit_amount)
+        -- As reservations have it: what a prepaid tenant's grant had left is gone at its end, whoever has looked since.
+        - case
+            when starts_with(d.budget_id, 'prepaid-')
+                then
+                    (
+                        select coalesce(sum(p.lapses), 0)
+                        from quotas.turns as p
+                        where p.budget_id = d.budget_id and p.at <= d.at
+                    )
+            else 0
+        end as own_limit
     from dated as d
     -- The empty text keeps the planner from the primary key, by which it would read a template's windows of all tenants.
     left join quotas.windows as w

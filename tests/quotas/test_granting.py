@@ -13,7 +13,8 @@ from ledger.times import parse_rfc3339
 from quotas import granting
 from quotas.granting import Balances, Done, NewGrant
 from quotas.remaining import remaining
-from tests.quotas.support import NOW, add_price, differences, end_budget, set_budget, spend
+from quotas.reservations import void
+from tests.quotas.support import NOW, Desk, add_price, differences, end_budget, set_budget, spend
 from tests.support.ledger import Ledger
 
 
@@ -216,13 +217,12 @@ async def prepaid(ledger: Ledger, now: str = NOW) -> str:
         return done.budget_id
 
 
-async def shown(ledger: Ledger) -> tuple[str | None, str | None]:
+async def shown(ledger: Ledger, at: str = NOW) -> tuple[str | None, str | None]:
     """(limit, remaining) of the prepaid budget, as the API tells it."""
+    asked = ("t-alpha", parse_rfc3339(at))
     async with await connect(ledger.database.url_for("tallystick_api")) as connection:
-        found = await remaining(connection, [("t-alpha", parse_rfc3339(NOW))])
-    (one,) = [
-        each for each in found.tenants["t-alpha", parse_rfc3339(NOW)].budgets if each.budget_id.startswith("prepaid-")
-    ]
+        found = await remaining(connection, [asked])
+    (one,) = [each for each in found.tenants[asked].budgets if each.budget_id.startswith("prepaid-")]
     return one.limit, one.remaining
 
 
@@ -277,14 +277,61 @@ async def test_an_expiry_lowers_the_limit_by_what_was_not_burnt(ledger: Ledger) 
     await spend(ledger, "e1", "4.00")
     await prepaid(ledger)
     assert await shown(ledger) == ("15", "11")
-    # The limit was last moved by the machine's clock, so the grant's end is moved before it and past it.
-    ledger.superuser.execute("alter table quotas.budget_versions disable trigger all")
-    ledger.superuser.execute("update quotas.budget_versions set at = '2026-03-15 12:00:00Z'")
     async with await operator(ledger) as connection:
-        assert await granting.expire_due(connection, "test", now=parse_rfc3339("2026-03-19T23:59:59Z")) == (0, 0)
+        assert await granting.expire_due(connection, "test", now=parse_rfc3339("2026-03-19T23:57:59Z")) == (0, 0)
         assert await granting.expire_due(connection, "test", now=parse_rfc3339("2026-03-20T00:00:00Z")) == (0, 1)
         assert await granting.expire_due(connection, "test", now=parse_rfc3339("2026-03-20T00:00:00Z")) == (0, 0)
     assert await shown(ledger) == ("9", "5")
+
+
+async def test_what_has_expired_is_admitted_by_nobody_from_that_instant_on(ledger: Ledger) -> None:
+    """10.00 until the 20th and 5.00 without an end, 4.00 burnt: 11.00 may be held to the last microsecond, then 5.00.
+
+    Nobody has looked in between. Had 3.00 more been burnt since the limit was set, 2.00 would be admitted until somebody does,
+    and 5.00 afterwards: less for a while, never more.
+    """
+    await add_price(ledger)
+    await create(ledger, expires_at="2026-03-20T00:00:00Z")
+    await create(ledger, "5", key="k-2")
+    await spend(ledger, "e1", "4.00")
+    budget_id = await prepaid(ledger)
+    for at, amount, outcome in (
+        ("2026-03-19T23:59:59.999999Z", "11.01", "refused"),
+        ("2026-03-19T23:59:59.999999Z", "11.00", "admitted"),
+        ("2026-03-20T00:00:00Z", "5.01", "refused"),
+        ("2026-03-20T00:00:00Z", "5.00", "admitted"),
+    ):
+        async with Desk(ledger, at) as desk:
+            (decision,) = await desk.ask(f"r {at} {amount}", amount)
+            assert decision.outcome == outcome, (at, amount)
+            limit, remains = ("15", "11") if at < "2026-03-20" else ("9", "5")
+            assert await shown(ledger, at) == (limit, remains if outcome == "refused" else "0")
+            if outcome == "admitted":
+                await void(desk.connection, [("t-alpha", f"r {at} {amount}")], at=desk.at)
+    await spend(ledger, "e2", "3.00", "2026-03-19T12:00:00Z")
+    assert await shown(ledger, "2026-03-20T00:00:00Z") == ("9", "2")
+    async with await operator(ledger) as connection:
+        assert await granting.expire_due(connection, "test", now=parse_rfc3339("2026-03-20T00:00:00Z")) == (0, 1)
+        assert await granting.expire_due(connection, "test", now=parse_rfc3339("2026-03-20T00:00:01Z")) == (0, 0)
+    assert await shown(ledger, "2026-03-20T00:00:00Z") == ("12", "5")
+    assert ledger.rows("select trim_scale(change)::text from quotas.excess where budget_id = %s", budget_id) == []
+
+
+async def test_shortly_before_a_grant_ends_it_is_known_again_what_lapses(ledger: Ledger) -> None:
+    """10.00 until the 20th, wholly burnt by the time that somebody last looks: nothing lapses, and nothing is due any more."""
+    await add_price(ledger)
+    await create(ledger, expires_at="2026-03-20T00:00:00Z")
+    await create(ledger, "5", key="k-2")
+    await prepaid(ledger)
+    await spend(ledger, "e1", "10.00", "2026-03-16T00:00:00Z")
+    lapses = "select trim_scale(lapses)::text from quotas.turns"
+    async with await operator(ledger) as connection:
+        for now, known in (("2026-03-19T23:57:59Z", "10"), ("2026-03-19T23:58:00Z", "0")):
+            assert await granting.expire_due(connection, "test", now=parse_rfc3339(now)) == (0, 0)
+            assert ledger.rows(lapses) == [(known,)]
+        assert await shown(ledger, "2026-03-20T00:00:00Z") == ("15", "5")
+        assert await granting.expire_due(connection, "test", now=parse_rfc3339("2026-03-20T00:00:00Z")) == (0, 0)
+    assert ledger.rows(lapses) == []
 
 
 async def test_only_grants_move_the_limit_of_a_prepaid_tenant(ledger: Ledger) -> None:
