@@ -1,7 +1,9 @@
 """A tenant's reader sees its own tenants: by no view, function, error, statistic or lock anything of another's."""
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +14,9 @@ import pytest
 from psycopg import sql
 
 from migrations import run
+from tallystick.embedded import EmbeddedPostgres
 from tests.factories import make_event
+from tests.support.databases import scratch_database
 from tests.support.ledger import Ledger
 
 CHECKOUT = Path(__file__).parent.parent.parent
@@ -32,9 +36,8 @@ class Logins:
         return self.ledger.database.connect(self.names[tenant], autocommit=True)
 
 
-@pytest.fixture
-async def logins(ledger: Ledger) -> AsyncIterator[Logins]:
-    """Logins belong to the server, so they are dropped again. The other tenant has most of the rows, with values of its own."""
+async def fill(ledger: Ledger) -> None:
+    """The other tenant has most of the rows, with values of its own."""
     ledger.add_tenant(SECRET)
     await ledger.add_price(input="2.00", output="8.00")
     await ledger.add_price("m-secret", provider=SECRET, input="3.00", output="9.00")
@@ -50,6 +53,11 @@ async def logins(ledger: Ledger) -> AsyncIterator[Logins]:
     await ledger.post(*alpha)
     await ledger.post(*beta)
     ledger.superuser.execute("analyze")
+
+
+@contextmanager
+def added(ledger: Ledger) -> Iterator[Logins]:
+    """Add the readers. Logins belong to the server, so they are dropped again."""
     made = {}
     try:
         for tenant, short in (("t-alpha", "one"), (SECRET, "two")):
@@ -61,6 +69,26 @@ async def logins(ledger: Ledger) -> AsyncIterator[Logins]:
             if ledger.rows("select from pg_roles where rolname = %s", name):
                 ledger.superuser.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
                 ledger.superuser.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="module")
+def logins(postgres_server: EmbeddedPostgres, migrated_template: str) -> Iterator[Logins]:
+    """Of one ledger for all tests: a reader changes nothing. A test that does change something takes `own_logins`."""
+    with scratch_database(postgres_server.address, "readers", migrated_template) as database:
+        ledger = Ledger(database).add_tenant().add_source().add_node()
+        try:
+            asyncio.run(fill(ledger))
+            with added(ledger) as made:
+                yield made
+        finally:
+            ledger.close()
+
+
+@pytest.fixture
+async def own_logins(ledger: Ledger) -> AsyncIterator[Logins]:
+    await fill(ledger)
+    with added(ledger) as made:
+        yield made
 
 
 async def test_a_reader_sees_its_own_rows_whatever_it_sets(logins: Logins) -> None:
@@ -94,9 +122,11 @@ async def test_a_reader_cannot_become_another(logins: Logins) -> None:
                 reader.execute(statement.encode())
 
 
-async def test_a_reader_without_tenants_sees_nothing(logins: Logins) -> None:
-    logins.ledger.superuser.execute("delete from ledger.reader_tenants where login = %s", [logins.names["t-alpha"]])
-    with logins.connect("t-alpha") as reader:
+async def test_a_reader_without_tenants_sees_nothing(own_logins: Logins) -> None:
+    own_logins.ledger.superuser.execute(
+        "delete from ledger.reader_tenants where login = %s", [own_logins.names["t-alpha"]]
+    )
+    with own_logins.connect("t-alpha") as reader:
         for view in ("own_tenants", "own_entries", "own_entry_lines"):
             assert reader.execute(f"select count(*) from ledger.{view}".encode()).fetchone() == (0,)
 
@@ -335,13 +365,16 @@ async def test_a_reader_logs_in_with_its_limits(logins: Logins) -> None:
     )
 
 
-async def test_adding_and_removing_a_reader_are_acts_and_no_password_is_in_them(logins: Logins) -> None:
-    run.remove_reader(logins.ledger.database.url, logins.names["t-alpha"], actor="a person", reason="left")
-    assert logins.ledger.value("select count(*) from pg_roles where rolname = %s", logins.names["t-alpha"]) == 0
+async def test_adding_and_removing_a_reader_are_acts_and_no_password_is_in_them(own_logins: Logins) -> None:
+    run.remove_reader(own_logins.ledger.database.url, own_logins.names["t-alpha"], actor="a person", reason="left")
+    assert own_logins.ledger.value("select count(*) from pg_roles where rolname = %s", own_logins.names["t-alpha"]) == 0
     assert (
-        logins.ledger.value("select count(*) from ledger.reader_tenants where login = %s", logins.names["t-alpha"]) == 0
+        own_logins.ledger.value(
+            "select count(*) from ledger.reader_tenants where login = %s", own_logins.names["t-alpha"]
+        )
+        == 0
     )
-    acts = logins.ledger.rows(
+    acts = own_logins.ledger.rows(
         "select act, actor, detail::text from ledger.acts where act like 'readers.%%' order by act_id"
     )
     assert [act for act, _, _ in acts] == ["readers.add", "readers.add", "readers.remove"]
