@@ -132,7 +132,7 @@ def scratch(database: Database) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(listed=st.lists(entries(), min_size=1, max_size=3))
 def test_a_line_is_what_postgres_prints(scratch: psycopg.Connection, listed: list[Entry]) -> None:
     """So that a digest of lines made while posting can be made again from the table."""

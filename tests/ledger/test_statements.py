@@ -615,7 +615,7 @@ async def priced(ledger: Ledger) -> Ledger:
 _examples = iter(range(1_000_000))
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(deal=DEALS)
 async def test_any_order_repetition_and_batching_gives_what_the_best_statement_says(
     priced: Ledger, deal: tuple[list[dict[str, Any]], st.DataObject]
