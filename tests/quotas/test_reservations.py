@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ledger import feeds, registry
+from ledger.corrections import Difference, Request, Reverse, Wanted, correct
 from ledger.database import connect
 from ledger.errors import StaleBooks
 from ledger.times import from_micros, parse_rfc3339
@@ -512,6 +513,62 @@ async def test_evidence_closes_and_a_duplicate_does_not(ledger: Ledger) -> None:
         await ledger.post(first, received_at=RECEIVED)
         assert ledger.outcomes(await ledger.post(first, received_at=RECEIVED)) == ["duplicate"]
         assert (desk.window(), state(ledger, "r2")) == (("0.6", "0.5"), "held")
+    assert unsound(ledger) == []
+
+
+async def test_corrections_draw_what_is_open_and_close_nothing(ledger: Ledger) -> None:
+    """Reserved 0.60, one attempt took 0.20: 0.40 held. Reversed: 0.60. The next is stated 0.05 too low: 0.20 + 0.05, 0.35 held.
+
+    The last one ends it, and what is corrected afterwards holds nothing again.
+    """
+    await add_price(ledger)
+    await set_budget(ledger, limit="1.00")
+    async with Desk(ledger) as desk:
+
+        async def change(wanted: Reverse | Difference) -> tuple[tuple[str, str], str]:
+            await correct(desk.connection, Wanted(wanted, None), actor="ann", reason="because")
+            return desk.window(), state(ledger, "r1")
+
+        await desk.ask("r1", "0.60")
+        await used(ledger, "e1", "0.20", "r1", request_id="q1", reservation_open=True)
+        assert desk.window() == ("0.2", "0.4")
+        assert await change(Reverse(Request("t-alpha", "q1"))) == (("0", "0.6"), "held")
+        await used(ledger, "e2", "0.20", "r1", request_id="q2", reservation_open=True)
+        assert await change(Difference(Request("t-alpha", "q2"), charge=Decimal("0.05"))) == (("0.25", "0.35"), "held")
+        assert unsound(ledger) == []
+        await used(ledger, "e3", "0.10", "r1", request_id="q3")
+        assert (desk.window(), state(ledger, "r1")) == (("0.35", "0"), "settled")
+        assert await change(Reverse(Request("t-alpha", "q3"))) == (("0.25", "0"), "settled")
+        assert await change(Reverse(Request("t-alpha", "q2"))) == (("0", "0"), "settled")
+    assert unsound(ledger) == []
+
+
+@pytest.mark.parametrize("interim", [False, True])
+async def test_a_void_by_event_closes_its_reservation(ledger: Ledger, interim: bool) -> None:
+    """Alone it is a statement that no call was made; after an interim one it takes back the 0.20 that this had drawn."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="1.00")
+    async with Desk(ledger) as desk:
+        await desk.ask("r1", "0.60")
+        if interim:
+            await used(ledger, "e1", "0.20", "r1", request_id="q", final=False)
+        await used(ledger, "e2", "0", "r1", request_id="q", status="void")
+        assert (desk.window(), state(ledger, "r1")) == (("0", "0"), "settled")
+    assert unsound(ledger) == []
+
+
+async def test_a_request_that_moves_to_another_reservation_closes_that_one(ledger: Ledger) -> None:
+    """An interim report named r1 by mistake; the final one names r2, and what is taken back of r1 leaves it open."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="2.00")
+    async with Desk(ledger) as desk:
+        await desk.ask("r1", "0.60")
+        await desk.ask("r2", "0.50")
+        await used(ledger, "e1", "0.20", "r1", request_id="q", final=False)
+        assert desk.window() == ("0.2", "0.9")
+        await used(ledger, "e2", "0.20", "r2", request_id="q")
+        assert desk.window() == ("0.2", "0.6")
+        assert (state(ledger, "r1"), state(ledger, "r2")) == ("held", "settled")
     assert unsound(ledger) == []
 
 

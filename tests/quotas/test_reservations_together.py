@@ -12,7 +12,7 @@ from ledger import feeds
 from ledger.database import connect
 from ledger.times import parse_rfc3339
 from quotas import reservations
-from quotas.reservations import Settlement
+from quotas.reservations import Ask, Settlement
 from tallystick.verify import verify
 from tests.quotas.support import RECEIVED, Desk, add_price, make_ask, set_budget, spend, spending
 from tests.support.ledger import Failpoint, Ledger
@@ -96,6 +96,71 @@ async def test_money_for_so_many_admits_so_many(ledger: Ledger) -> None:
         assert made[0].window() == ("0", "3.7")
         assert made[0].window("calls") == ("0", "37")
     assert ledger.value("select count(*) from quotas.excess") == 0
+
+
+@pytest.mark.parametrize(
+    ("unit", "limit"), [("cost", "3.75"), ("requests", "37"), ("total_tokens", "3750"), ("output_tokens", "1850")]
+)
+async def test_tenants_that_share_a_provider_account_share_its_limit(ledger: Ledger, unit: str, limit: str) -> None:
+    """Each call is 0.10, one request, and 50 tokens in and 50 out; of 160 that four tenants ask for at once, 37 fit.
+
+    By day, week and month: the account's day is the tightest, and is that of UTC for Tokyo too. What half of them use is posted while
+    the others are still held, by which nothing more fits.
+    """
+    await add_price(ledger)
+    tenants = ["t-alpha", "t-beta", "t-gamma", "t-tokyo"]
+    for tenant_id in tenants[1:]:
+        ledger.add_tenant(tenant_id, zone="Asia/Tokyo" if tenant_id == "t-tokyo" else "UTC")
+    ledger.superuser.execute(
+        "insert into ledger.provider_accounts (provider_account, provider, currency) values ('acc-1', 'openai', 'USD')"
+    )
+    ledger._raised("parties")
+    account = {"tenant_id": None, "provider_account": "acc-1", "unit": unit, "now": AT}
+    await set_budget(ledger, limit=limit, window="day", **account)
+    await set_budget(ledger, budget_id="week", limit=str(2 * Decimal(limit)), window="week", **account)
+    await set_budget(ledger, budget_id="month", limit=str(3 * Decimal(limit)), **account)
+
+    def call(reservation_id: str, tenant_id: str) -> Ask:
+        return make_ask(
+            reservation_id,
+            tenant_id=tenant_id,
+            provider_account="acc-1",
+            cost=Decimal("0.10"),
+            cost_currency="USD",
+            input_tokens=50,
+            output_tokens=50,
+        )
+
+    async with desks(ledger, 8) as made:
+        answers = await asyncio.gather(
+            *(
+                desk.reserve(*(call(f"r{n}-{m}", tenants[(n + m) % 4]) for m in range(20)))
+                for n, desk in enumerate(made)
+            )
+        )
+        decisions = [decision for answer in answers for decision in answer]
+        admitted = [decision for decision in decisions if decision.outcome == "admitted"]
+        assert (len(decisions), len(admitted)) == (160, 37)
+        refused = next(decision for decision in decisions if decision.outcome == "refused")
+        assert refused.tightest is not None
+        assert refused.tightest.budget_id == "b"
+        one = Decimal(made[0].window("b", "2026-03-10")[1]) / 37
+        for window in (("b", "2026-03-10"), ("week", "2026-03-09"), ("month", "2026-03-01")):
+            assert made[0].window(*window) == ("0", f"{(37 * one).normalize():f}")
+        for decision in admitted[:18]:
+            usage = {"prompt_tokens": 50_000, "completion_tokens": 50_000, "total_tokens": 100_000}
+            if unit in ("total_tokens", "output_tokens"):
+                usage = {"prompt_tokens": 50, "completion_tokens": 50, "total_tokens": 100}
+            event = spending(
+                f"e-{decision.reservation_id}", "0", AT, usage=usage, tenant_id=decision.tenant_id,
+                provider_account="acc-1", reservation_id=decision.reservation_id,
+            )  # fmt: skip
+            assert ledger.outcomes(await ledger.post(event, received_at=RECEIVED)) == ["created"]
+        assert made[0].window("b", "2026-03-10") == (f"{(18 * one).normalize():f}", f"{(19 * one).normalize():f}")
+        more = await asyncio.gather(*(desk.reserve(call(f"more-{n}", tenants[n % 4])) for n, desk in enumerate(made)))
+        assert {answer[0].outcome for answer in more} == {"refused"}
+    assert ledger.value("select count(*) from quotas.excess") == 0
+    assert unsound(ledger) == []
 
 
 # --- Settling is one step ---------------------------------------------------------------------------------------------
