@@ -59,6 +59,8 @@ class Config:
     """Months for which a new tenant gets periods."""
     second_person: frozenset[str] = frozenset()
     """Acts that take effect once a second person has agreed."""
+    webhooks_allow_private: bool = False
+    """Whether receivers of webhooks may be at private addresses, and without TLS."""
     page_tenants_max: int = 1_000
     page_rows_max: int = 1_000
     revision: str | None = None

@@ -24,6 +24,7 @@ from api import (
     periods,
     reservations,
     usage,
+    webhooks,
 )
 from api.config import Config
 from api.documents import Room, complete
@@ -41,6 +42,7 @@ ROOMS: Final[tuple[Room, ...]] = (
     budgets.ROOM,
     budget_terms.ROOM,
     grants.ROOM,
+    webhooks.ROOM,
     usage.ROOM,
     corrections.ROOM,
     dead_letters.ROOM,

@@ -213,6 +213,13 @@ async def list_endpoints(connection: Connection, *, tenant_id: str | None = None
         return await cursor.fetchall()
 
 
+async def find_endpoint(connection: Connection, endpoint_id: str) -> None:
+    """Raise Unknown where there never was such a receiver; one that was removed still has its deliveries."""
+    cursor = await connection.execute("select from quotas.webhook_endpoints where endpoint_id = %s", [endpoint_id])
+    if await cursor.fetchone() is None:
+        raise Unknown("endpoint", endpoint_id)
+
+
 async def _lock(connection: Connection, endpoint_id: str) -> None:
     cursor = await connection.execute(
         "select from quotas.webhook_endpoints where endpoint_id = %s and removed_at is null for update", [endpoint_id]

@@ -154,6 +154,7 @@ def api() -> None:
             grace_days=options.grace_days,
             months_ahead=options.months_ahead,
             second_person=second_person_acts(),
+            webhooks_allow_private=options.webhooks_allow_private,
             revision=newest_revision(),
         )
         try:
