@@ -121,8 +121,7 @@ async def test_a_duplicate_is_recognised_however_late(world: Ledger) -> None:
     assert world.total() == PRICE
 
 
-async def test_a_nul_in_a_label_costs_nobody_their_money(world: Ledger) -> None:
-    """B085."""
+async def test_b085_a_nul_in_a_label_costs_nobody_their_money(world: Ledger) -> None:
     token = await make_key(world, source=GATEWAY)
     pack = [make_event(f"ev-{n}") for n in range(100)]
     pack[57]["data"]["feature"] = "chat\0bot"
@@ -139,8 +138,7 @@ async def test_a_nul_in_a_label_costs_nobody_their_money(world: Ledger) -> None:
     assert world.total() == 99 * PRICE
 
 
-async def test_a_lone_surrogate_is_kept_and_counted_once(world: Ledger) -> None:
-    """B086."""
+async def test_b086_a_lone_surrogate_is_kept_and_counted_once(world: Ledger) -> None:
     token = await make_key(world, source=GATEWAY)
     body = json.dumps(make_event("ev-1", feature="x?y")).replace("x?y", "x\\ud835y").encode()
     async with site(world) as here:

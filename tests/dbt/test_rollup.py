@@ -107,8 +107,8 @@ async def test_any_number_of_partial_runs_equals_one_run_over_everything(marts: 
     assert marts.ledger.value("select sum(request_count) from marts.fct_cost_daily") == 60
 
 
-async def test_a_replay_changes_no_mart(marts: Marts) -> None:
-    """B076: a thousand events of 12.34 in all; then the same again; then in reverse order in pieces of seven."""
+async def test_b076_a_replay_changes_no_mart(marts: Marts) -> None:
+    """A thousand events of 12.34 in all; then the same again; then in reverse order in pieces of seven."""
     await set_up(marts)
     # 999 * 0.012340 + 0.012340 = 12.34; 1 USD per million tokens.
     events = [make_event(f"ev-{number}", usage=usage(12_340)) for number in range(1000)]
@@ -127,6 +127,37 @@ async def test_a_replay_changes_no_mart(marts: Marts) -> None:
             "select sum(posted), 1000 from quotas.windows where budget_id = 'totals-charge'",
         ):
             assert marts.ledger.rows(sums) == [(Decimal("12.34"), 1000)]
+
+
+async def test_b080_sums_above_two_to_the_31st_are_whole_in_every_mart(marts: Marts) -> None:
+    """3,000 x 1,000,000 = 3,000,000,000 tokens, 300 at 0.10 per million; and 10 tokens beside them are 0.000001."""
+    marts.ledger.add_tenant("t-big").add_tenant("t-small").add_source()
+    await marts.ledger.add_price("m-bulk", input="0.10", output="1.00")
+
+    def bulk(event_id: str, tenant_id: str, tokens: int) -> dict[str, Any]:
+        return make_event(
+            event_id, tenant_id=tenant_id, model="m-bulk", time="2026-01-15T10:00:00Z", usage=usage(tokens)
+        )
+
+    await marts.post(
+        *(bulk(f"ev-{number}", "t-big", 1_000_000) for number in range(3000)), bulk("small", "t-small", 10)
+    )
+    marts.roll_up()
+    expected = [("t-big", 3_000_000_000, Decimal(300)), ("t-small", 10, Decimal("0.000001"))]
+    # By quarter hour, hour, local day and the month that is invoiced; the windows of the budgets hold the same.
+    for rows in ("marts.fct_usage_15min", "marts.fct_usage_hourly", "marts.fct_cost_daily"):
+        assert marts.ledger.rows(f"select tenant_id, input_tokens, charge_amount from {rows} order by 1") == expected
+    assert (
+        marts.ledger.rows(
+            "select tenant_id, sum(input_tokens), sum(charge_amount) from ledger.entries"
+            " where posting_period = '2026-01-01' group by 1 order by 1"
+        )
+        == expected
+    )
+    assert marts.ledger.rows(
+        "select posted from quotas.windows where budget_id = 'totals-charge' order by posted desc"
+    ) == [(Decimal(300),), (Decimal("0.000001"),)]
+    assert holds(marts)
 
 
 async def test_a_late_event_adds_to_its_old_hour_and_day(marts: Marts) -> None:

@@ -517,6 +517,56 @@ async def test_b073_two_runs_of_one_message_are_two_requests(ledger: Ledger) -> 
     assert ledger.total() == Decimal("0.08")
 
 
+# --- Every kind, in every order -----------------------------------------------------------------------------------------
+
+ABOVE = "gateway://operator"
+"""Ranks above the gateway, and may say less."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "interim": {"final": False, "counts": (80, 4)},
+    "estimated": {"basis": "estimated", "counts": (120, 30)},
+    "missing": {"counts": None},
+    "worse source": {"source": NODE, "counts": (110, 12)},
+    "reported and final": {"counts": (100, 10)},
+    "same source revised": {"revision": 1, "counts": (100, 15)},
+    "better source": {"source": ABOVE, "counts": (90, 9)},
+}
+"""From the worst to the best, but `missing`, which any other beats. A revision says more: less would be for a person."""
+
+
+async def test_every_order_of_all_kinds_of_statements_gives_what_the_best_one_says(ledger: Ledger) -> None:
+    """Seven kinds, 7! = 5,040 orders, a request each; after every report each request holds the best that it has heard.
+
+    2.00 and 8.00 per million: at the end 90 x 2.00 + 9 x 8.00 = 0.000252 for each.
+    """
+    ledger.add_source(ABOVE, rank=30)
+    await ledger.add_price(input="2.00", output="8.00")
+    orders = list(permutations(KINDS))
+    ranked = list(KINDS)
+    amounts = {
+        kind: None if said["counts"] is None else (said["counts"][0] * 2 + said["counts"][1] * 8) * Decimal("0.000001")
+        for kind, said in KINDS.items()
+    }
+    worth = {kind: -1 if kind == "missing" else ranked.index(kind) for kind in ranked}
+
+    def event(order_no: int, kind: str) -> dict[str, Any]:
+        said = dict(KINDS[kind])
+        counts = said.pop("counts")
+        usage = None if counts is None else {"prompt_tokens": counts[0], "completion_tokens": counts[1]}
+        return make_event(f"{kind}-{order_no}", request_id=f"r-{order_no}", usage=usage, **said)
+
+    async with ledger.intake() as intake:
+        for step in range(len(KINDS)):
+            heard = [event(number, order[step]) for number, order in enumerate(orders)]
+            await intake.post(await intake.read([ledger.message(*heard)]))
+            best = [max(order[: step + 1], key=worth.__getitem__) for order in orders]
+            assert ledger.requests("request_id") == {
+                f"r-{number}": (1, amounts[kind]) for number, kind in enumerate(best)
+            }
+    assert ledger.total() == len(orders) * Decimal("0.000252")
+    assert ledger.budgets_that_differ() == []
+
+
 # --- Whatever comes, in whatever order ----------------------------------------------------------------------------------
 
 OTHER_GATEWAY = "gateway://us-1"
