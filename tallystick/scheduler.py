@@ -81,6 +81,7 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
                 raw_usage_months=settings.raw_usage_months,
                 dead_letter_days=settings.dead_letter_days,
                 open_dead_letter_days=settings.open_dead_letter_days,
+                load_days=settings.load_days,
                 actor="scheduler",
             )
         return done.line

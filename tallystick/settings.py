@@ -127,6 +127,9 @@ class Settings(BaseSettings):
         le=3650,
         description="Days since it last came for which a dead letter that nobody resolved keeps its bytes.",
     )
+    load_days: int = Field(
+        default=90, ge=1, le=3650, description="Days after its commit or revert for which a load keeps its staged rows."
+    )
     failpoints: str = Field(default="", description="For crash tests: place=die@n,...")
 
     @property

@@ -149,7 +149,7 @@ def restore_month(
 
 @retention.command("expire")
 def expire(actor: ActorOption = None) -> None:
-    """Drop raw usage and bytes of dead letters that are older than the settings say; the scheduler does so by itself."""
+    """Drop raw usage, bytes of dead letters and staged rows of loads that are older than the settings say, as the scheduler does."""
     from ledger import expiry
 
     options = settings()
@@ -160,6 +160,7 @@ def expire(actor: ActorOption = None) -> None:
             raw_usage_months=options.raw_usage_months,
             dead_letter_days=options.dead_letter_days,
             open_dead_letter_days=options.open_dead_letter_days,
+            load_days=options.load_days,
             actor=acting(actor),
         )
     )

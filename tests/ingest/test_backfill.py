@@ -11,10 +11,11 @@ import pytest
 
 from ingest import backfill
 from ingest.load_files import FileMapping, LoadFileRefused
-from ledger import loads, reverting
+from ledger import expiry, loads, reverting
 from ledger.api_keys import create_key
 from ledger.database import connect
 from ledger.errors import ActRefused, Fenced, Unknown
+from ledger.times import parse_rfc3339
 from tests.factories import GATEWAY, NODE, event_bytes, make_event
 from tests.ledger.prices import make_card, per_million
 from tests.quotas.support import set_budget
@@ -423,6 +424,47 @@ async def test_a_load_that_was_never_committed_only_ends(made: Loads) -> None:
         ("reverted", 0)
     ]
     assert made.ledger.value("select count(*) from ledger.batches") == 0
+
+
+async def expired(made: Loads, now: str) -> int:
+    async with await connect(made.ledger.database.url_for("tallystick_operator")) as operator:
+        done = await expiry.expire(
+            operator,
+            now=parse_rfc3339(now),
+            raw_usage_months=120,
+            dead_letter_days=90,
+            open_dead_letter_days=400,
+            load_days=90,
+            actor="scheduler",
+        )
+    return done.load_rows
+
+
+@pytest.mark.parametrize(("days", "rows"), [(89, 0), (91, 2)])
+async def test_staged_rows_have_an_age_and_what_was_posted_stays(made: Loads, days: int, rows: int) -> None:
+    await made.whole(table(call(1), call(2)))
+    made.ledger.superuser.execute(
+        "update ledger.loads set committed_at = timestamptz '2026-06-01' - make_interval(days => %s)", [days]
+    )
+    assert await expired(made, "2026-06-01T00:00:00Z") == rows
+    assert made.ledger.value("select count(*) from ledger.load_rows") == 2 - rows
+    assert made.ledger.total() == 2 * CALL
+    acts = made.ledger.rows("select detail ->> 'rows' from ledger.acts where act = 'retention.expire_load_rows'")
+    assert acts == ([("2",)] if rows else [])
+    # It can be taken back all the same: a revert reads the ledger.
+    await made.revert()
+    assert made.ledger.total() == 0
+
+
+@pytest.mark.parametrize(("days", "state"), [(399, "loaded"), (401, "reverted")])
+async def test_a_load_that_nobody_commits_ends(made: Loads, days: int, state: str) -> None:
+    await made.create()
+    await made.load(table(call(1)))
+    made.ledger.superuser.execute(
+        "update ledger.loads set loaded_at = timestamptz '2027-06-01' - make_interval(days => %s)", [days]
+    )
+    assert await expired(made, "2027-06-01T00:00:00Z") == int(state == "reverted")
+    assert made.ledger.rows("select state from ledger.loads") == [(state,)]
 
 
 async def test_a_gateways_own_cache_hits_are_taken_back_too(made: Loads) -> None:

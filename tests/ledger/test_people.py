@@ -141,7 +141,7 @@ async def test_what_is_held_of_a_user_can_be_shown_and_written_out(used: Ledger)
 
 
 async def expire(ledger: Ledger, now: str, **limits: int) -> expiry.Expired:
-    named = {"raw_usage_months": 6, "dead_letter_days": 90, "open_dead_letter_days": 400, **limits}
+    named = {"raw_usage_months": 6, "dead_letter_days": 90, "open_dead_letter_days": 400, "load_days": 90, **limits}
     done: expiry.Expired = await operator_does(
         ledger, expiry.expire, now=parse_rfc3339(now), actor="scheduler", **named
     )
@@ -198,4 +198,5 @@ async def test_bytes_of_dead_letters_go_and_hash_and_reason_stay(
 def test_what_an_act_says_is_plain() -> None:
     assert expiry.Expired([date(2024, 1, 1)], 1).line == "raw usage of 2024-01 dropped, bytes of 1 dead letter expired"
     assert expiry.Expired([], 0).line is None
+    assert expiry.Expired([], 0, 2).line == "2 staged rows of loads gone"
     assert json.dumps(expiry.Expired([], 2).line) == '"bytes of 2 dead letters expired"'
