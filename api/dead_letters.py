@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: found, shown and released by an operator, as the commands do it."""
+"""Dead letters over HTTP: found, shown, looked after and released by an operator, as the commands do it."""
 
 import base64
 from datetime import datetime
@@ -19,7 +19,17 @@ from api.pages import limit_of
 from api.services import services_of
 from ingest.letters import Fix, field_of, replay
 from ledger.database import Connection, connect
-from ledger.dead_letters import DeadLetterRecord, Search, State, find_dead_letter, list_dead_letters
+from ledger.dead_letters import (
+    DeadLetterRecord,
+    Search,
+    State,
+    assign,
+    dismiss,
+    find_dead_letter,
+    list_dead_letters,
+    note,
+    read_dead_letters,
+)
 from ledger.errors import ActRefused
 from ledger.times import from_micros, parse_rfc3339
 
@@ -92,6 +102,35 @@ class ReplayRequest(Struct, forbid_unknown_fields=True):
     other_identity: Annotated[
         bool, Meta(description="Tenant, source or id may become others: that is another event.")
     ] = False
+
+
+Letters = Annotated[list[Annotated[int, Meta(gt=0, le=_ID_MAX)]], Meta(min_length=1, max_length=1000)]
+
+
+class AssignRequest(Struct, forbid_unknown_fields=True):
+    """Who looks after dead letters from now on; null: nobody."""
+
+    dead_letter_ids: Letters
+    owner: Annotated[str, Meta(min_length=1, max_length=200)] | None
+
+
+class NoteRequest(Struct, forbid_unknown_fields=True):
+    """What was found out about a dead letter, in place of what stood there."""
+
+    note: Annotated[str, Meta(min_length=1, max_length=10_000)]
+
+
+class ResolveRequest(Struct, forbid_unknown_fields=True):
+    """Of which nothing is to be posted, and why."""
+
+    dead_letter_ids: Letters
+    reason: Annotated[str, Meta(min_length=1, max_length=1000)]
+
+
+class TendedReply(Struct):
+    """Dead letters as they are now, in the order of the request."""
+
+    dead_letters: list[DeadLetter]
 
 
 class ReplayReply(Struct):
@@ -204,6 +243,45 @@ REPLAY_OPERATION: Final = operation(
 )
 
 
+ASSIGN_OPERATION: Final = operation(
+    "assignDeadLetters",
+    "Say who looks after dead letters",
+    tag="dead letters",
+    scope=_SCOPE,
+    body=AssignRequest,
+    body_example={"dead_letter_ids": [7], "owner": "jane"},
+    answer=TendedReply,
+    example={"dead_letters": [{**_LETTER, "owner": "jane"}]},
+    is_act=True,
+)
+
+NOTE_OPERATION: Final = operation(
+    "noteDeadLetter",
+    "Write down what was found out about a dead letter",
+    tag="dead letters",
+    scope=_SCOPE,
+    parameters=(_ID,),
+    body=NoteRequest,
+    body_example={"note": "the gateway was not registered yet"},
+    answer=TendedReply,
+    example={"dead_letters": [{**_LETTER, "note": "the gateway was not registered yet"}]},
+    is_act=True,
+)
+
+RESOLVE_OPERATION: Final = operation(
+    "resolveDeadLetters",
+    "Be done with dead letters of which nothing is to be posted",
+    tag="dead letters",
+    scope=_SCOPE,
+    description="All of them or none: 409 where one of them is resolved already.",
+    body=ResolveRequest,
+    body_example={"dead_letter_ids": [7], "reason": "a test of the sender's"},
+    answer=TendedReply,
+    example={"dead_letters": [{**_LETTER, "resolved_at": "2026-01-15T11:00:00Z", "resolution": "dismissed"}]},
+    is_act=True,
+)
+
+
 @router.get("/v1/dead-letters", openapi_extra=LIST_OPERATION, response_model=None)
 async def get_dead_letters(request: Request) -> Response:
     """Answer with a page of dead letters."""
@@ -245,6 +323,67 @@ async def get_dead_letter(request: Request) -> Response:
         _letter(record), field_of(record.detail), text, None if body is None else base64.b64encode(body).decode()
     )
     return answered(reply, headers=_PRIVATE)
+
+
+_assign_decoder: Final = msgspec.json.Decoder(AssignRequest)
+_note_decoder: Final = msgspec.json.Decoder(NoteRequest)
+_resolve_decoder: Final = msgspec.json.Decoder(ResolveRequest)
+
+
+@router.post("/v1/dead-letters:assign", openapi_extra=ASSIGN_OPERATION, response_model=None)
+async def post_assign(request: Request) -> Response:
+    """Say who looks after dead letters."""
+    key = await require(request, _SCOPE)
+    asked = await body_of(request, _assign_decoder)
+    owner = None if asked.owner is None else _printable("owner", asked.owner)
+
+    async def work(connection: Connection) -> TendedReply:
+        await assign(connection, asked.dead_letter_ids, owner, actor=key.actor)
+        return await _tended(connection, asked.dead_letter_ids)
+
+    return answered(await act(request, work), headers=_PRIVATE)
+
+
+@router.post("/v1/dead-letters/{dead_letter_id}:note", openapi_extra=NOTE_OPERATION, response_model=None)
+async def post_note(request: Request) -> Response:
+    """Write down what was found out about a dead letter."""
+    key = await require(request, _SCOPE)
+    letter_id = _id("dead_letter_id", request.path_params["dead_letter_id"])
+    asked = await body_of(request, _note_decoder)
+    text = _text("note", asked.note) or ""
+
+    async def work(connection: Connection) -> TendedReply:
+        await note(connection, letter_id, text, actor=key.actor)
+        return await _tended(connection, [letter_id])
+
+    return answered(await act(request, work), headers=_PRIVATE)
+
+
+@router.post("/v1/dead-letters:resolve", openapi_extra=RESOLVE_OPERATION, response_model=None)
+async def post_resolve(request: Request) -> Response:
+    """Be done with dead letters of which nothing is to be posted."""
+    key = await require(request, _SCOPE)
+    asked = await body_of(request, _resolve_decoder)
+    reason = (_text("reason", asked.reason) or "").strip()
+    if not reason:
+        raise InvalidRequest("reason", "must say why nothing of them is to be posted")
+
+    async def work(connection: Connection) -> TendedReply:
+        await dismiss(connection, asked.dead_letter_ids, actor=key.actor, reason=reason)
+        return await _tended(connection, asked.dead_letter_ids)
+
+    return answered(await act(request, work), headers=_PRIVATE)
+
+
+async def _tended(connection: Connection, letter_ids: list[int]) -> TendedReply:
+    records = await read_dead_letters(connection, letter_ids)
+    return TendedReply([_letter(records[letter_id]) for letter_id in letter_ids])
+
+
+def _printable(name: str, text: str) -> str:
+    if not text.isprintable() or not text.strip():
+        raise InvalidRequest(name, "must be a printable name")
+    return text.strip()
 
 
 _replay_decoder: Final = msgspec.json.Decoder(ReplayRequest, float_hook=Decimal)
@@ -345,5 +484,7 @@ ROOM: Final = Room(
     router,
     "dead letters",
     "What was received and could not be posted, for operators.",
-    (DeadLettersReply, DeadLetterReply, ReplayRequest, ReplayReply),
-)
+    (
+        DeadLettersReply, DeadLetterReply, ReplayRequest, ReplayReply, AssignRequest, NoteRequest, ResolveRequest, TendedReply,
+    ),
+)  # fmt: skip

@@ -200,14 +200,19 @@ async def find_dead_letters(
     connection: Connection, dead_letter_ids: Sequence[int]
 ) -> dict[int, tuple[DeadLetterRecord, bytes | None]]:
     """Return by id the dead letters that there are, with their bytes."""
-    async with connection.cursor(row_factory=class_row(DeadLetterRecord)) as cursor:
-        await cursor.execute(f"{_SELECT} where d.dead_letter_id = any(%s)", [list(dead_letter_ids)])
-        records = await cursor.fetchall()
+    records = await read_dead_letters(connection, dead_letter_ids)
     read = await connection.execute(
         "select w.id, ledger.dead_letter_bytes(w.id) from unnest(%s::bigint[]) as w (id)", [list(dead_letter_ids)]
     )
     bodies = {row[0]: None if row[1] is None else bytes(row[1]) for row in await read.fetchall()}
-    return {record.dead_letter_id: (record, bodies[record.dead_letter_id]) for record in records}
+    return {letter_id: (record, bodies[letter_id]) for letter_id, record in records.items()}
+
+
+async def read_dead_letters(connection: Connection, dead_letter_ids: Sequence[int]) -> dict[int, DeadLetterRecord]:
+    """Return by id the dead letters that there are."""
+    async with connection.cursor(row_factory=class_row(DeadLetterRecord)) as cursor:
+        await cursor.execute(f"{_SELECT} where d.dead_letter_id = any(%s)", [list(dead_letter_ids)])
+        return {record.dead_letter_id: record for record in await cursor.fetchall()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,13 @@ async def test_letters_are_found_shown_and_released(world: Ledger) -> None:
         ("/v1/dead-letters/1:replay", {"other_identity": True}, 422, "invalid-request"),
         ("/v1/dead-letters/1:replay", {"set": {"id": "x"}, "event": {}, "reason": "r"}, 422, "invalid-request"),
         ("/v1/dead-letters/1:replay", {"unknown": 1}, 422, "invalid-request"),
+        ("/v1/dead-letters/9999:note", {"note": "n"}, 404, "unknown-name"),
+        ("/v1/dead-letters/1:note", {"note": ""}, 422, "invalid-request"),
+        ("/v1/dead-letters/1:note", {"note": "a\0b"}, 422, "invalid-request"),
+        ("/v1/dead-letters:assign", {"dead_letter_ids": [], "owner": "jane"}, 422, "invalid-request"),
+        ("/v1/dead-letters:assign", {"dead_letter_ids": [1], "owner": "a\nb"}, 422, "invalid-request"),
+        ("/v1/dead-letters:resolve", {"dead_letter_ids": [1]}, 422, "invalid-request"),
+        ("/v1/dead-letters:resolve", {"dead_letter_ids": [1], "reason": " "}, 422, "invalid-request"),
         ("/v1/dead-letters/1:replay", {"reason": "a\0b"}, 422, "invalid-request"),
     ],
 )
@@ -91,6 +98,46 @@ async def test_what_makes_no_sense_is_a_problem(world: Ledger, path: str, body: 
         else:
             answer = await here.client.post(path, json=body, headers=bearer(token))
     assert (answer.status_code, problem(answer)) == (status, code)
+
+
+async def test_letters_are_looked_after_and_done_with(world: Ledger) -> None:
+    """Two letters: both get an owner, one a note; both are resolved together, and neither a second time."""
+    token = await make_key(world, "dead-letters:write")
+    await world.post(make_event("a", source="gateway://new"), make_event("b", source="gateway://new"))
+    ids = [row[0] for row in world.rows("select dead_letter_id from ledger.dead_letters order by 1")]
+    async with site(world) as here:
+        told = (await here.client.get("/openapi.json")).json()
+
+        async def post(path: str, **body: Any) -> Any:
+            answer = await here.client.post(f"/v1/dead-letters{path}", json=body, headers=bearer(token))
+            if answer.status_code == 200:
+                schema = {"$ref": "#/components/schemas/TendedReply", "components": told["components"]}
+                jsonschema.validate(answer.json(), schema)
+            return answer
+
+        owned = (await post(":assign", dead_letter_ids=ids, owner="jane")).json()["dead_letters"]
+        assert [(each["dead_letter_id"], each["owner"]) for each in owned] == [(ids[0], "jane"), (ids[1], "jane")]
+        noted = (await post(f"/{ids[0]}:note", note="not registered yet")).json()["dead_letters"]
+        assert noted[0]["note"] == "not registered yet"
+        # One that is not there: nothing of the act happens.
+        missing = await post(":resolve", dead_letter_ids=[*ids, 9999], reason="a test")
+        assert (missing.status_code, problem(missing)) == (404, "unknown-name")
+        assert world.value("select count(*) from ledger.dead_letters where resolved_at is null") == 2
+        done = (await post(":resolve", dead_letter_ids=ids, reason="a test")).json()["dead_letters"]
+        assert {each["resolution"] for each in done} == {"dismissed"}
+        again = await post(":resolve", dead_letter_ids=ids[:1], reason="a test")
+        assert (again.status_code, problem(again)) == (409, "act-refused")
+        freed = (await post(":assign", dead_letter_ids=ids[:1], owner=None)).json()["dead_letters"]
+        assert freed[0]["owner"] is None
+    key = token[: token.rindex("_")]
+    assert world.rows(
+        "select act, actor, reason from ledger.acts where starts_with(act, 'dead_letters.') order by act_id"
+    ) == [
+        ("dead_letters.assign", f"key {key}", None),
+        ("dead_letters.note", f"key {key}", None),
+        ("dead_letters.dismiss", f"key {key}", "a test"),
+        ("dead_letters.assign", f"key {key}", None),
+    ]
 
 
 async def test_what_kills_its_reader_is_not_read_by_a_replica(world: Ledger) -> None:
