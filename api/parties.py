@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -139,6 +139,12 @@ class EntityAdd(Act, kw_only=True):
     name: Annotated[str, Meta(min_length=1, description="As it stands on invoices.")]
 
 
+class EntityRename(Act, kw_only=True):
+    """The name that stands on invoices from now on."""
+
+    name: Annotated[str, Meta(min_length=1)]
+
+
 class EntityReply(Struct):
     """An entity."""
 
@@ -194,6 +200,17 @@ class AccountAdd(Act, kw_only=True):
     tenant_id: Annotated[str | None, Meta(description="Whose own it is; absent: ours.")] = None
 
 
+class AccountChange(Act, kw_only=True):
+    """What was said of an account and is put right; what is absent stays."""
+
+    provider_account: str
+    reason: Reason  # type: ignore[assignment]
+    provider: str | None = None
+    currency: str | None = None
+    tenant_id: Annotated[str | None, Meta(description="Whose own it is.")] = None
+    is_ours: Annotated[bool, Meta(description="true: it is no tenant's.")] = False
+
+
 class AccountReply(Struct):
     """A provider account."""
 
@@ -207,13 +224,21 @@ class AccountsReply(Struct):
 
 
 class ModelSet(Act, kw_only=True):
-    """A model, or limits and exact aliases of one that is there; what is absent stays."""
+    """A model, or limits and exact aliases of one that is there; what is absent stays, and null takes a limit away."""
 
     provider: str
     model: Annotated[str, Meta(description="The canonical id.")]
-    input_tokens_max: Limit | None = None
-    output_tokens_max: Limit | None = None
+    input_tokens_max: Limit | UnsetType | None = UNSET
+    output_tokens_max: Limit | UnsetType | None = UNSET
     aliases: Sequence[str] = ()
+
+
+class AliasDrop(Act, kw_only=True):
+    """An exact name that is none of any model's from now on."""
+
+    provider: str
+    alias: str
+    reason: Reason  # type: ignore[assignment]
 
 
 class ModelReply(Struct):
@@ -573,6 +598,28 @@ async def add_entity(request: Request) -> Response:
     return answered(await act(request, work), 201)
 
 
+@router.post(
+    "/v1/entities/{entity_id}:rename",
+    openapi_extra=operation(
+        "renameEntity", "Change the name on the invoices from now on", tag="parties", scope=_SCOPE, answer=EntityReply,
+        example={"entity": _ENTITY}, body=EntityRename, body_example={"name": "Entity One Ltd", "reason": "renamed"},
+        parameters=(path_parameter("entity_id", "Which entity.", "entity-1"),), is_act=True,
+    ),
+    response_model=None,
+)  # fmt: skip
+async def rename_entity(request: Request) -> Response:
+    """Change the name of an entity."""
+    key = await require(request, _SCOPE)
+    asked = await body_of(request, _entity_rename)
+    entity_id = _text("entity_id", request.path_params["entity_id"])
+
+    async def work(connection: Connection) -> EntityReply:
+        await registry.rename_entity(connection, _actor(key, asked.actor), entity_id, asked.name, asked.reason)
+        return EntityReply(await registry.find_entity(connection, entity_id))
+
+    return answered(await act(request, work))
+
+
 # --- Sources ----------------------------------------------------------------------------------------------------------
 
 
@@ -711,6 +758,38 @@ async def add_account(request: Request) -> Response:
     return answered(await act(request, work), 201)
 
 
+@router.post(
+    "/v1/provider-accounts:change",
+    openapi_extra=operation(
+        "changeProviderAccount", "Put right what was said of an account", tag="parties", scope=_SCOPE,
+        answer=AccountReply, example={"provider_account": {**_ACCOUNT, "tenant_id": "t-alpha"}}, body=AccountChange,
+        is_act=True,
+        body_example={"provider_account": "openai-eu", "tenant_id": "t-alpha", "reason": "it is their own"},
+        description="What is posted keeps its price until it is repriced.",
+    ),
+    response_model=None,
+)  # fmt: skip
+async def change_account(request: Request) -> Response:
+    """Put right what was said of an account."""
+    key = await require(request, _SCOPE)
+    asked = await body_of(request, _account_change)
+
+    async def work(connection: Connection) -> AccountReply:
+        await registry.change_provider_account(
+            connection,
+            _actor(key, asked.actor),
+            asked.provider_account,
+            provider=asked.provider,
+            currency=asked.currency,
+            tenant_id=asked.tenant_id,
+            is_ours=asked.is_ours,
+            reason=asked.reason,
+        )
+        return AccountReply(await registry.find_provider_account(connection, asked.provider_account))
+
+    return answered(await act(request, work))
+
+
 @router.get(
     "/v1/models",
     openapi_extra=operation(
@@ -764,6 +843,11 @@ async def set_model(request: Request) -> Response:
     """Add a model, or names and limits."""
     key = await require(request, _SCOPE)
     asked = await body_of(request, _model_set)
+    without: list[registry.Limit] = []
+    if asked.input_tokens_max is None:
+        without.append("input_tokens_max")
+    if asked.output_tokens_max is None:
+        without.append("output_tokens_max")
 
     async def work(connection: Connection) -> ModelReply:
         await registry.set_model(
@@ -771,11 +855,36 @@ async def set_model(request: Request) -> Response:
             _actor(key, asked.actor),
             asked.provider,
             asked.model,
-            input_tokens_max=asked.input_tokens_max,
-            output_tokens_max=asked.output_tokens_max,
+            input_tokens_max=asked.input_tokens_max or None,
+            output_tokens_max=asked.output_tokens_max or None,
             aliases=asked.aliases,
+            without=without,
         )
         return ModelReply(await registry.find_model(connection, asked.provider, asked.model))
+
+    return answered(await act(request, work))
+
+
+@router.post(
+    "/v1/models:drop-alias",
+    openapi_extra=operation(
+        "dropAlias", "Take an exact name from its model", tag="parties", scope=_SCOPE, answer=ModelReply,
+        example={"model": {**_MODEL, "aliases": []}}, body=AliasDrop, is_act=True,
+        body_example={"provider": "openai", "alias": "gpt-5-mini-2025-08-07", "reason": "another model"},
+        description="Reports under it are unpriced from now on. What is in the ledger stays until it is repriced.",
+    ),
+    response_model=None,
+)  # fmt: skip
+async def drop_alias(request: Request) -> Response:
+    """Take an exact name from its model."""
+    key = await require(request, _SCOPE)
+    asked = await body_of(request, _alias_drop)
+
+    async def work(connection: Connection) -> ModelReply:
+        model = await registry.drop_alias(
+            connection, _actor(key, asked.actor), asked.provider, asked.alias, asked.reason
+        )
+        return ModelReply(await registry.find_model(connection, asked.provider, model))
 
     return answered(await act(request, work))
 
@@ -786,9 +895,12 @@ _tenant_turn: Final = msgspec.json.Decoder(TenantTurn)
 _tenant_merge: Final = msgspec.json.Decoder(TenantMerge)
 _tenant_status: Final = msgspec.json.Decoder(TenantStatus)
 _entity_add: Final = msgspec.json.Decoder(EntityAdd)
+_entity_rename: Final = msgspec.json.Decoder(EntityRename)
 _source_add: Final = msgspec.json.Decoder(SourceAdd)
 _source_change: Final = msgspec.json.Decoder(SourceChange)
 _account_add: Final = msgspec.json.Decoder(AccountAdd)
+_account_change: Final = msgspec.json.Decoder(AccountChange)
+_alias_drop: Final = msgspec.json.Decoder(AliasDrop)
 _model_set: Final = msgspec.json.Decoder(ModelSet)
 _place_decoder: Final = msgspec.json.Decoder(tuple[str, str])
 
@@ -799,6 +911,6 @@ ROOM: Final = Room(
     (
         TenantAdd, TenantChange, TenantTurn, TenantMerge, TenantStatus, TenantReply, TenantsReply, EntityAdd, EntityReply,
         EntitiesReply, SourceAdd, SourceChange, SourceReply, SourcesReply, AccountAdd, AccountReply, AccountsReply, ModelSet,
-        ModelReply, ModelsReply,
+        ModelReply, ModelsReply, EntityRename, AccountChange, AliasDrop,
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 from zoneinfo import available_timezones
 
 import psycopg
@@ -698,6 +698,49 @@ async def add_provider_account(
         await record_act(connection, actor, "accounts.add", detail)
 
 
+async def change_provider_account(
+    connection: Connection,
+    actor: str,
+    provider_account: str,
+    *,
+    provider: str | None = None,
+    currency: str | None = None,
+    tenant_id: str | None = None,
+    is_ours: bool = False,
+    reason: str,
+) -> None:
+    """Put right what was said of an account: who bills it, in what, and whose own it is; what is not given stays.
+
+    What is posted keeps its price; `prices reprice` shows and corrects what a wrong owner had made free, or charged.
+    Raises ActRefused where nothing changes, or a tenant is named for an account that is ours.
+    """
+    if provider is not None:
+        check_name("provider", provider)
+    if currency is not None:
+        check_currency(currency)
+    if is_ours and tenant_id is not None:
+        raise ActRefused("an account is ours or a tenant's: name one of them")
+    async with change(connection, "parties"):
+        found = await find_provider_account(connection, provider_account)
+        if tenant_id is not None:
+            await _tenant(connection, tenant_id)
+        before = {"provider": found.provider, "currency": found.currency, "tenant_id": found.tenant_id}
+        now_said = {
+            "provider": provider or found.provider,
+            "currency": currency or found.currency,
+            "tenant_id": None if is_ours else tenant_id or found.tenant_id,
+        }
+        if now_said == before:
+            raise ActRefused(f"nothing to change: provider account {provider_account} is that already")
+        await connection.execute(
+            "update ledger.provider_accounts set provider = %(provider)s, currency = %(currency)s,"
+            " tenant_id = %(tenant_id)s where provider_account = %(provider_account)s",
+            {**now_said, "provider_account": provider_account},
+        )
+        detail = {"provider_account": provider_account, **now_said, "before": before}
+        await record_act(connection, actor, "accounts.change", detail, reason)
+
+
 async def list_provider_accounts(connection: Connection) -> list[AccountRecord]:
     """List provider accounts by name."""
     async with connection.cursor(row_factory=class_row(AccountRecord)) as cursor:
@@ -727,6 +770,9 @@ class ModelRecord:
     aliases: Sequence[str]
 
 
+Limit = Literal["input_tokens_max", "output_tokens_max"]
+
+
 async def set_model(
     connection: Connection,
     actor: str,
@@ -736,16 +782,20 @@ async def set_model(
     input_tokens_max: int | None = None,
     output_tokens_max: int | None = None,
     aliases: Collection[str] = (),
+    without: Collection[Limit] = (),
 ) -> None:
     """Add a model, or limits and exact aliases to one that is there; what is not given stays as it is.
 
-    Raises ActRefused where an alias is another model's name.
+    `without`: limits that it has no longer. Raises ActRefused where an alias is another model's name.
     """
     for what, name in (("provider", provider), ("model", model), *(("alias", alias) for alias in aliases)):
         check_name(what, name)
     for limit in (input_tokens_max, output_tokens_max):
         if limit is not None and limit <= 0:
             raise ActRefused(f"a limit of {limit} tokens would make every report of the model impossible")
+    for name, limit in (("input_tokens_max", input_tokens_max), ("output_tokens_max", output_tokens_max)):
+        if limit is not None and name in without:
+            raise ActRefused(f"{name} is set and taken away at once")
     async with change(connection, "parties"):
         names = await _model_names(connection, provider)
         for name in (model, *aliases):
@@ -754,10 +804,13 @@ async def set_model(
         await connection.execute(
             "insert into ledger.models as m (provider, model, input_tokens_max, output_tokens_max)"
             " values (%s, %s, %s, %s) on conflict (provider, model) do update set"
-            " input_tokens_max = coalesce(excluded.input_tokens_max, m.input_tokens_max),"
-            " output_tokens_max = coalesce(excluded.output_tokens_max, m.output_tokens_max)",
-            [provider, model, input_tokens_max, output_tokens_max],
-        )
+            " input_tokens_max = case when not %s then coalesce(excluded.input_tokens_max, m.input_tokens_max) end,"
+            " output_tokens_max = case when not %s then coalesce(excluded.output_tokens_max, m.output_tokens_max) end",
+            [
+                provider, model, input_tokens_max, output_tokens_max,
+                "input_tokens_max" in without, "output_tokens_max" in without,
+            ],
+        )  # fmt: skip
         added = sorted(set(aliases) - names.keys() - {model})
         await connection.execute(
             "insert into ledger.model_aliases (provider, alias, model, source)"
@@ -770,6 +823,7 @@ async def set_model(
             "input_tokens_max": input_tokens_max,
             "output_tokens_max": output_tokens_max,
             "aliases": added,
+            **({"without": sorted(without)} if without else {}),
         }
         await record_act(connection, actor, "models.set", detail)
 

@@ -506,6 +506,34 @@ def add_account(
     say(f"added account {account}")
 
 
+@accounts.command("change")
+def change_account(
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT")],
+    reason: NeededReason,
+    provider: Annotated[str | None, typer.Option("--provider", help="Who bills it.")] = None,
+    currency: Annotated[str | None, typer.Option("--currency", help="What it is billed in.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose own account it is.")] = None,
+    ours: Annotated[bool, typer.Option("--ours", help="It is ours, and no tenant's.")] = False,
+    actor: ActorOption = None,
+) -> None:
+    """Put right what was said of an account; what is posted keeps its price until it is repriced."""
+    from ledger import registry
+
+    with_connection(
+        lambda connection: registry.change_provider_account(
+            connection,
+            acting(actor),
+            account,
+            provider=provider,
+            currency=currency,
+            tenant_id=tenant,
+            is_ours=ours,
+            reason=reason,
+        )
+    )
+    say(f"changed account {account}; `tallystick prices reprice` shows what that changes of the past")
+
+
 @accounts.command("list")
 def list_accounts(format: FormatOption = Format.table) -> None:
     """List provider accounts."""
@@ -548,10 +576,18 @@ def add_model(
     output_max: Annotated[
         int | None, typer.Option("--output-max", help="Output tokens above this are impossible.")
     ] = None,
+    no_input_max: Annotated[bool, typer.Option("--no-input-max", help="It has no limit of input any more.")] = False,
+    no_output_max: Annotated[bool, typer.Option("--no-output-max", help="It has no limit of output any more.")] = False,
     actor: ActorOption = None,
 ) -> None:
-    """Add a model, or names and limits to one that is there."""
+    """Add a model, or names and limits to one that is there, or take limits away."""
     from ledger import registry
+
+    without: list[registry.Limit] = []
+    if no_input_max:
+        without.append("input_tokens_max")
+    if no_output_max:
+        without.append("output_tokens_max")
 
     with_connection(
         lambda connection: registry.set_model(
@@ -562,6 +598,7 @@ def add_model(
             input_tokens_max=input_max,
             output_tokens_max=output_max,
             aliases=alias or (),
+            without=without,
         )
     )
     say(f"model {model} of {provider} is known")

@@ -134,6 +134,49 @@ async def test_entities_and_accounts(world: Ledger) -> None:
         assert len((await ask.get("/v1/provider-accounts")).json()["provider_accounts"]) == 1
 
 
+async def test_names_owners_and_limits_that_were_wrong_are_put_right(world: Ledger) -> None:
+    """An entity's name, whose an account is, a model's limit and one of its names: each is an act with its reason."""
+    token = await make_key(world, "parties:write")
+    async with site(world) as here:
+        ask = Asking(here, token)
+        named = await ask.post("/v1/entities/entity-1:rename", name="Entity One Ltd", reason="renamed")
+        assert named.json()["entity"]["name"] == "Entity One Ltd"
+        await ask.post("/v1/provider-accounts", provider_account="acc", provider="openai", currency="USD")
+        owned = await ask.post(
+            "/v1/provider-accounts:change", provider_account="acc", tenant_id="t-beta", reason="theirs"
+        )
+        assert owned.json()["provider_account"]["tenant_id"] == "t-beta"
+        again = await ask.post(
+            "/v1/provider-accounts:change", provider_account="acc", tenant_id="t-beta", reason="theirs"
+        )
+        assert (again.status_code, problem(again)) == (409, "act-refused")
+        ours = await ask.post("/v1/provider-accounts:change", provider_account="acc", is_ours=True, reason="ours")
+        assert ours.json()["provider_account"] == {**owned.json()["provider_account"], "tenant_id": None}
+
+        async def set_model(**limits: int | None) -> tuple[int | None, int | None]:
+            answer = await ask.post("/v1/models", provider="other", model="m-1", **limits)
+            model = answer.json()["model"]
+            return model["input_tokens_max"], model["output_tokens_max"]
+
+        assert await set_model(input_tokens_max=100, output_tokens_max=10) == (100, 10)
+        assert await set_model() == (100, 10), "what is absent stays"
+        assert await set_model(input_tokens_max=None) == (None, 10)
+        await ask.post("/v1/models", provider="other", model="m-1", aliases=["m-one"])
+        dropped = await ask.post("/v1/models:drop-alias", provider="other", alias="m-one", reason="another model")
+        assert dropped.json()["model"]["aliases"] == []
+        gone = await ask.post("/v1/models:drop-alias", provider="other", alias="m-one", reason="another model")
+        assert (gone.status_code, problem(gone)) == (404, "unknown-name")
+    assert world.rows(
+        "select act, reason, detail ->> 'before' from ledger.acts"
+        " where act in ('entities.rename', 'accounts.change', 'models.drop') order by act_id"
+    ) == [
+        ("entities.rename", "renamed", None),
+        ("accounts.change", "theirs", '{"currency": "USD", "provider": "openai", "tenant_id": null}'),
+        ("accounts.change", "ours", '{"currency": "USD", "provider": "openai", "tenant_id": "t-beta"}'),
+        ("models.drop", "another model", None),
+    ]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "code", "said"),
     [
@@ -153,6 +196,8 @@ async def test_entities_and_accounts(world: Ledger) -> None:
         ("/v1/sources", {"source": "s", "kind": "gateway", "rank": 1}, 409, "act-refused", "say which"),
         ("/v1/sources", {"source": "s", "kind": "robot", "rank": 1}, 422, "invalid-request", "kind"),
         ("/v1/sources:change", {"source": "nobody", "rank": 1, "reason": "r"}, 404, "unknown-name", "no source"),
+        ("/v1/entities/nobody:rename", {"name": "N"}, 404, "unknown-name", "there is no entity 'nobody'"),
+        ("/v1/provider-accounts:change", {"provider_account": "x", "reason": "r"}, 404, "unknown-name", "provider account 'x'"),
         ("/v1/models", {"provider": "p", "model": "m", "input_tokens_max": 0}, 422, "invalid-request", "input_tokens_max"),
     ],
 )  # fmt: skip

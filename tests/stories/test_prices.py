@@ -15,7 +15,7 @@ from ledger.litellm_map import dated_cards, read_map
 from ledger.model_names import NameRule
 from ledger.price_book import Card, Price
 from ledger.price_store import save_exchange_rates
-from ledger.registry import set_name_rules
+from ledger.registry import change_provider_account, set_name_rules
 from ledger.repricing import Repriced, Scope, reprice
 from ledger.times import parse_rfc3339
 from tallystick.verify import verify
@@ -219,6 +219,26 @@ async def test_a_call_with_the_tenants_own_key_costs_what_each_book_says(ledger:
         ("req-b", "usage", Decimal("0.00045"), Decimal("0.00045"), 100),
         ("req-b", "fee", Decimal(0), Decimal("0.001"), 0),
     ]
+    assert proof(ledger) == []
+
+
+async def test_an_account_that_was_taken_for_the_tenants_own_is_put_right_and_its_calls_are_charged(
+    ledger: Ledger,
+) -> None:
+    """100 x 3.00 + 10 x 15.00 per million = 0.00045, which a wrong owner had made free; a second run adds nothing."""
+    await rule_book(ledger, own_key="free")
+    ledger.superuser.execute(
+        "insert into ledger.provider_accounts values ('acct-1', 'anthropic', 'USD', now(), 't-alpha')"
+    )
+    await ledger.post(claude("a", 100, 10, provider_account="acct-1"))
+    assert ledger.total() == 0
+    async with await connect(ledger.database.url_for("tallystick_operator")) as operator:
+        await change_provider_account(operator, "jane", "acct-1", is_ours=True, reason="it is ours")
+    await ledger.post(claude("b", 100, 10, provider_account="acct-1"))
+    assert ledger.total() == Decimal("0.00045")
+    assert (await reprice_all(ledger)).requests == 1
+    assert ledger.total() == ledger.total("cost") == Decimal("0.0009")
+    assert (await reprice_all(ledger)).entries == 0
     assert proof(ledger) == []
 
 

@@ -144,11 +144,18 @@ def test_parties_show_their_history(with_tenant: Commands) -> None:
     assert (entity["name"], len(entity["history"])) == ("Entity One Ltd", 2)
     with_tenant.ok("accounts", "add", "acc-1", "--provider", "openai", "--currency", "USD", "--tenant", "acme")
     assert with_tenant.json("accounts", "show", "acc-1")["tenant_id"] == "acme"
+    with_tenant.ok("accounts", "change", "acc-1", "--ours", "--reason", "not theirs", "--actor", "jane")
+    account = with_tenant.json("accounts", "show", "acc-1")
+    assert (account["tenant_id"], account["history"][-1]["reason"]) == (None, "not theirs")
+    with_tenant.ok("models", "add", "openai", "m-1", "--input-max", "10", "--output-max", "20")
+    with_tenant.ok("models", "add", "openai", "m-1", "--no-input-max")
+    limits = with_tenant.json("models", "show", "openai", "m-1")
+    assert (limits["input_tokens_max"], limits["output_tokens_max"]) == (None, 20)
     with_tenant.ok("models", "add", "openai", "m-1", "--alias", "m-one")
     said = with_tenant.ok("models", "drop-alias", "openai", "m-one", "--reason", "another model").out
     assert said == "m-one is no name of model m-1 of openai any more\n"
     model = with_tenant.json("models", "show", "openai", "m-1")
-    assert (model["aliases"], len(model["history"])) == ([], 2)
+    assert (model["aliases"], len(model["history"])) == ([], 4)
     for words in (
         ("entities", "show", "x"),
         ("sources", "show", "x"),
