@@ -71,8 +71,10 @@ async def _look(connection: Connection, services: Services) -> tuple[int | None,
 
 @router.get("/metrics", openapi_extra=METRICS_OPERATION, response_model=None)
 async def get_metrics(request: Request) -> Response:
-    """Answer with the process's counters."""
-    return Response(services_of(request).metrics.text(), media_type=MEDIA_TYPE)
+    """Answer with the process's counters, and what the database says of what waits."""
+    services = services_of(request)
+    await services.watch.look()
+    return Response(services.metrics.text(), media_type=MEDIA_TYPE)
 
 
 ROOM: Final = Room(router, "operation", "For whoever runs it; without a key.", HEALTH_SCHEMAS)

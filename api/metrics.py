@@ -1,11 +1,44 @@
 """Counters and histograms of one process. No label names a tenant, a key or a source."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _EVENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+
+
+Found = tuple[str, str | None, float]
+"""A gauge of the whole database: its name, its label where it has one, and its value."""
+
+_WATCHED: Final = {
+    "dead_letters_open": "Dead letters that wait for a person, by reason.",
+    "dead_letters_oldest_seconds": "Age of the oldest dead letter that waits for a person; 0 where none does.",
+    "missing_numbers": "Numbers of senders' counters that are lost, as `tallystick gaps list` tells them.",
+    "canary_age_seconds": "Since the newest event of the canary was sent; absent where none ever was.",
+    "canary_seconds": "From sending it to the budget having moved; absent where it never did.",
+    "canary_failed": "1 where the newest event of the canary failed.",
+}
+
+
+class Watched(Collector):
+    """Gauges that were read from the database for this answer; those that it did not give are absent, and not zero."""
+
+    def __init__(self, found: Callable[[], Sequence[Found]]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, label, value in self._found():
+            labels = ["reason"] if label is not None else []
+            family = families.setdefault(name, GaugeMetricFamily(f"tallystick_{name}", _WATCHED[name], labels=labels))
+            family.add_metric([label] if label is not None else [], value)
+        yield from families.values()
 
 
 class Metrics:
@@ -84,6 +117,8 @@ class Metrics:
         self.away_unbookable = Counter(
             "tallystick_away_unbookable", "Those that the database would not take.", registry=self.registry
         )
+        self._found: Sequence[Found] = ()
+        self.registry.register(Watched(lambda: self._found))
         # Looking a label up costs more than counting.
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
@@ -94,6 +129,10 @@ class Metrics:
             self._known[method, route, status] = known
         known[0].inc()
         known[1].observe(seconds)
+
+    def watch(self, found: Sequence[Found]) -> None:
+        """Take what the database says in the place of what it said before; nothing: it says nothing."""
+        self._found = found
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -15,6 +15,7 @@ from api.group_commit import GroupCommit
 from api.keys import KeyRing, KeyWatch
 from api.metrics import Metrics
 from api.reserving import Reserving
+from api.watch import Watch
 from ledger.api_keys import ApiKey, find_keys
 from quotas.remaining import TenantBudgets, remaining
 
@@ -27,6 +28,7 @@ class Services:
 
     config: Config
     metrics: Metrics
+    watch: Watch
     reader: Reader
     reports: Reader
     operator: Operator
@@ -52,6 +54,7 @@ class Services:
         return cls(
             config=config,
             metrics=metrics,
+            watch=Watch(reader, metrics),
             reader=reader,
             reports=Reader(config.api_url, config.report_connections, config.report_seconds),
             operator=Operator(config.operator_url, config.operator_connections),

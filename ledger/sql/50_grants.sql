@@ -108,6 +108,9 @@ grant update (last_used_at) on ledger.api_keys to tallystick_api;
 grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.sources,
     ledger.source_tenants, ledger.api_keys, ledger.periods, ledger.feeds, ledger.batches, ledger.entries
     to tallystick_api;
+-- Numbers alone, of what the API may not read itself.
+revoke all on function ledger.watched() from public;
+grant execute on function ledger.watched() to tallystick_api, tallystick_operator, tallystick_analyst;
 -- Is the database as new as the code? Readiness asks.
 grant select on ledger.alembic_version to tallystick_api;
 

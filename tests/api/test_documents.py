@@ -194,6 +194,38 @@ async def test_counters_name_routes_and_nobody(world: Ledger) -> None:
     assert "gateway://" not in text
 
 
+async def test_gauges_say_what_waits_and_fall_silent_with_the_database(world: Ledger) -> None:
+    """Two letters of one reason, one of another, resolved; the canary failed; three numbers are lost, one came late."""
+    await world.post(
+        make_event("a", source="gateway://new"),
+        make_event("b", source="gateway://new"),
+        make_event("c", flavour="openai.chatt"),
+    )
+    world.superuser.execute(
+        "update ledger.dead_letters set resolved_at = now(), resolution = 'dismissed' where reason = 'unknown_flavour';"
+        "update ledger.dead_letters set first_at = now() - interval '1 hour' where resolved_at is null;"
+        "insert into ledger.canary_beats (road, every_seconds, event_id, failure) values ('http', 60, 'c-1', 'no answer');"
+        f"insert into ledger.sequence_runs (source, run, seen, first_at, last_at) values ('{GATEWAY}', 1, '{{[1,3],[7,7],[9,10]}}', now(), now());"
+        "insert into ledger.sequence_gaps (source, run, low, high, noted_at)"
+        f" values ('{GATEWAY}', 1, 4, 6, now() - interval '16 minutes'), ('{GATEWAY}', 1, 8, 8, now())"
+    )
+    async with site(world) as here:
+        assert await here.metric('tallystick_dead_letters_open{reason="unknown_source"}') == 2
+        text = (await here.client.get("/metrics")).text
+        assert 3600 <= await here.metric("tallystick_dead_letters_oldest_seconds") < 3700
+        assert await here.metric("tallystick_missing_numbers") == 3
+        assert await here.metric("tallystick_canary_failed") == 1
+    assert "unknown_flavour" not in text
+    assert "tallystick_canary_seconds" not in text, "it never arrived"
+    assert "gateway://" not in text
+    world.superuser.execute("alter function ledger.watched() rename to unwatched")
+    async with site(world) as here:
+        text = (await here.client.get("/metrics")).text
+    assert "tallystick_http_requests" in text
+    assert "tallystick_dead_letters_open" not in text
+    assert "tallystick_missing_numbers" not in text
+
+
 def test_the_readme_lists_all_routes_and_problems() -> None:
     readme = (Path(errors.__file__).parent / "README.md").read_text()
     missing = [code for code in PROBLEMS if f"`{code}`" not in readme]
