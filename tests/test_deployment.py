@@ -54,6 +54,48 @@ def test_each_setting_of_our_services_is_a_setting(name: str) -> None:
     assert set(OURS[name]["environment"]) <= known
 
 
+NOT_FOR_COMPOSE = {
+    "home": "stands in the image, on the volume",
+    "heads_file": "lies in home",
+    "retention_folder": "lies in home",
+    "usage_topic": "is made by the service topic, under its default name",
+    "usage_partitions": "is of the embedded broker",
+    "consumer_group": "has no offsets in it",
+    "kafka_session_seconds": "is at its default",
+    "api_port": "is published as it is",
+    "failpoints": "is for crash tests",
+}
+
+
+def test_every_setting_reaches_a_service() -> None:
+    """A rule that nobody can set in production, such as a second person, is no rule."""
+    reached = {name for service in OURS.values() for name in service["environment"]}
+    wanted = {f"TALLYSTICK_{name.upper()}" for name in set(Settings.model_fields) - set(NOT_FOR_COMPOSE)}
+    assert wanted <= reached
+    assert set(NOT_FOR_COMPOSE) <= set(Settings.model_fields)
+    assert not {f"TALLYSTICK_{name.upper()}" for name in NOT_FOR_COMPOSE} & reached
+
+
+@pytest.mark.parametrize("setting", ["second_person", "grace_days", "months_ahead", "webhooks_allow_private"])
+def test_a_rule_is_the_same_wherever_it_is_asked_for(setting: str) -> None:
+    """An act that needs two over HTTP and one by command would need one."""
+    name = f"TALLYSTICK_{setting.upper()}"
+    assert all(
+        name in OURS[service]["environment"] and OURS[service]["environment"][name] is None
+        for service in ("api", "scheduler", "tallystick")
+    )
+
+
+def test_what_must_outlive_a_container_lies_on_a_volume() -> None:
+    """The API's journal, retired months and heads lie under the image's home folder, which is the volume `state`."""
+    image_home = re.search(r"TALLYSTICK_HOME=(\S+)", (CHECKOUT / "Dockerfile").read_text())
+    assert image_home is not None
+    assert all(f"state:{image_home[1]}" in service["volumes"] for service in OURS.values())
+    assert "state" in COMPOSE["volumes"]
+    settings = Settings(home=Path(image_home[1]), heads_file=None, retention_folder=None)
+    assert all(path.is_relative_to(image_home[1]) for path in (settings.published_heads, settings.exports))
+
+
 def test_each_role_that_logs_in_has_its_own_password() -> None:
     urls = [value for value in OURS["migrate"]["environment"].values() if value.startswith("postgresql://tallystick_")]
     named = {match[1]: match[2] for url in urls if (match := re.match(r"postgresql://(\w+):\$\{(\w+)", url))}
