@@ -75,13 +75,19 @@ function contents(content) {
   });
 }
 
+function needed(security) {
+  const scopes = (security || []).flatMap((one) => Object.values(one).flat());
+  if (!security) return "Needs no key.";
+  return `Needs a key (Authorization: Bearer and the token) with the scope ${scopes.join(", ")}.`;
+}
+
 function operation(path, method, told) {
   const section = make("section", { class: "operation", id: told.operationId });
   section.append(
     make("h3", {}, make("span", { class: `method ${method}` }, method.toUpperCase()), make("code", {}, path)),
     make("p", {}, make("strong", {}, told.summary || "")),
     ...prose(told.description),
-    make("p", {}, told.security ? "Needs a key: Authorization: Bearer and the token." : "Needs no key."),
+    make("p", {}, needed(told.security)),
   );
   if (told.parameters) {
     section.append(

@@ -130,6 +130,14 @@ async def test_the_page_loads_nothing_from_elsewhere(world: Ledger) -> None:
             assert set(re.findall(r"https?://[^\s\"']+", answer.text)) <= {"http://www.w3.org/2000/svg"}
 
 
+async def test_a_page_of_problems_has_the_whole_width(world: Ledger) -> None:
+    """It shares its style with a page of two columns, whose first is for the routes; it has no routes."""
+    async with site(world) as here:
+        page, style = (await here.client.get("/problems")).text, (await here.client.get("/docs.css")).text
+    assert "<nav" not in page
+    assert re.search(r"main:only-child \{[^}]*grid-column: 1 / -1", style)
+
+
 async def test_the_type_of_a_problem_is_the_address_of_its_page(world: Ledger) -> None:
     async with site(world) as here:
         listed = await here.client.get("/problems")
