@@ -134,14 +134,14 @@ def _hold_identity(dead_letter_id: int, before: Readable, after: Readable, *, is
     if not is_readable:
         raise FixRefused(
             f"dead letter {dead_letter_id}: its own identity cannot be read, so nothing shows that the new bytes keep it:"
-            " allow another identity, with a reason"
+            " allow another identity (--other-identity, other_identity over HTTP), with a reason"
         )
     for path, name in _PARTS:
         stated, given = getattr(before, name), getattr(after, name)
         if stated is not None and given != stated:
             raise FixRefused(
                 f"dead letter {dead_letter_id}: {path} would change from {stated!r:.80} to {given!r:.80}:"
-                " that is another event; allow another identity, with a reason"
+                " that is another event; allow another identity (--other-identity, other_identity over HTTP), with a reason"
             )
 
 

@@ -4,9 +4,11 @@ The bytes are never changed. A release goes through the reader and `post` like a
 letter in the transaction that posts it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -252,7 +254,7 @@ class Accepted:
 async def accepted_under(connection: Connection, event_key: str) -> Sequence[Accepted]:
     """Return the rows that the event with a key was posted as; none for a node's report about itself."""
     cursor = await connection.execute(
-        "select e.entry_id, e.kind, e.recorded_at, jsonb_strip_nulls(to_jsonb(e)) as values"
+        "select e.entry_id, e.kind, e.recorded_at, jsonb_strip_nulls(to_jsonb(e))::text as values"
         " from ledger.event_keys as k"
         " join ledger.batch_digests as d on d.batch_id = k.batch_id"
         " join ledger.entries as e on e.posting_period = d.posting_period"
@@ -260,7 +262,11 @@ async def accepted_under(connection: Connection, event_key: str) -> Sequence[Acc
         " where k.key = %s order by e.entry_id",
         [event_key],
     )
-    return [Accepted(*row) for row in await cursor.fetchall()]
+    # As text, since the driver would make floats of amounts.
+    return [
+        Accepted(entry_id, kind, recorded_at, json.loads(values, parse_float=Decimal))
+        for entry_id, kind, recorded_at, values in await cursor.fetchall()
+    ]
 
 
 # --- Looking after ----------------------------------------------------------------------------------------------------

@@ -246,9 +246,15 @@ def _told(value: Any) -> str:
 
 def _differences(accepted: "Sequence[Accepted]", said: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
     """Return (field, what was accepted, what this one says) where the two differ; counts are summed over parts."""
+    from ledger.meters import COLUMN_METERS
+    from ledger.statements import DIMENSIONS
+
     if not accepted or said is None:
         return []
     first = accepted[0].values
+    # What was accepted and this letter leaves out differs as well.
+    left_out = {name: None for name in DIMENSIONS if first.get(name) is not None and name not in said}
+    said = {**said, **left_out, **{name: 0 for name in COLUMN_METERS if first.get(name) and name not in said}}
     was: dict[str, Any] = {name: first.get(name) for name in said}
     counts = {**first, **first.get("other_quantities", {})}
     for row in accepted[1:]:

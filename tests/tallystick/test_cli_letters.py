@@ -88,9 +88,33 @@ def test_a_conflict_is_shown_beside_what_was_accepted(posted: Commands) -> None:
     told = posted.json("dead-letters", "show", str(letter))
     assert told["differences"] == [{"field": "uncached_input_tokens", "accepted": 100, "this": 90}]
     assert [each["kind"] for each in told["accepted"]] == ["usage"]
+    # 100 x 2.00 and 10 x 8.00 a million, digit for digit: no amount becomes a float on its way.
+    assert Decimal(told["accepted"][0]["values"]["cost_amount"]) == Decimal("0.00028")
+    assert isinstance(told["accepted"][0]["values"]["cost_amount"], str)
     lines = posted.ok("dead-letters", "show", str(letter)).out.splitlines()
     assert ["uncached_input_tokens", "100", "90"] in [line.split() for line in lines]
     assert any(told["first_hash"] in line and told["second_hash"] in line for line in lines)
+
+
+@pytest.fixture
+async def less_said(commands: Commands, world: Ledger) -> Commands:
+    """A ledger with a cached call of a feature, and the same event again with neither cache nor feature."""
+    counts = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+    await world.post(make_event("e1", usage={**counts, "prompt_tokens_details": {"cached_tokens": 40}}))
+    await world.post(make_event("e1", feature=..., usage=counts))
+    return commands
+
+
+def test_what_a_conflict_leaves_out_differs_too(less_said: Commands) -> None:
+    """What was accepted and is not said again is a difference: a feature and 40 of 100 tokens from the cache."""
+    (letter,) = ids(less_said, "--code", "conflict")
+    differing = {
+        each["field"]: (each["accepted"], each["this"])
+        for each in less_said.json("dead-letters", "show", str(letter))["differences"]
+    }
+    assert differing["feature"] == ("chat", None)
+    assert differing["cache_read_tokens"] == (40, 0)
+    assert differing["uncached_input_tokens"] == (60, 100)
 
 
 def test_letters_are_looked_after_and_every_act_stands(posted: Commands) -> None:
