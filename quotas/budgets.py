@@ -552,7 +552,9 @@ async def _group_key(connection: Connection, terms: Terms, own: GroupLimit) -> s
                 [list(terms.group_by), *(group.get(name) for name in names)],
             )
     except psycopg.errors.InvalidTextRepresentation:
-        raise BudgetRefused(f"subject_id {group['subject_id']!r} is no id of a user") from None
+        raise BudgetRefused(
+            f"subject_id {group['subject_id']!r} is no id of a user; `user_hash` takes the sender's hash"
+        ) from None
     row = await cursor.fetchone()
     assert row is not None
     return str(row[0])

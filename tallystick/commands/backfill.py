@@ -204,7 +204,8 @@ def preview(load: LoadArgument, actor: ActorOption = None, format: FormatOption 
     if found.refused:
         note("refused at loading: " + ", ".join(f"{n:,} {r}" for r, n in found.refused.items()))
     months = {"month": lambda each: f"{each.month:%Y-%m}", "billed in": lambda each: f"{each.posting_period:%Y-%m}"}
-    say("\namounts")
+    say("")
+    say("amounts")
     show(
         found.amounts,
         Format.table,
@@ -216,7 +217,8 @@ def preview(load: LoadArgument, actor: ActorOption = None, format: FormatOption 
         },
         empty="nothing would be posted",
     )  # fmt: skip
-    say("\nmonths")
+    say("")
+    say("months")
     show(
         found.periods,
         Format.table,
@@ -226,7 +228,8 @@ def preview(load: LoadArgument, actor: ActorOption = None, format: FormatOption 
             "charge": lambda each: _digits(each.charge), "in": lambda each: each.charge_currency,
         },
     )  # fmt: skip
-    say("\nbudgets")
+    say("")
+    say("budgets")
     show(
         found.budgets,
         Format.table,

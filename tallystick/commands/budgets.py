@@ -72,13 +72,18 @@ TagOption = Annotated[
     list[str] | None, typer.Option("--tag", help="name=value that usage must carry; may be repeated.")
 ]
 GroupByOption = Annotated[
-    list[str] | None, typer.Option("--group-by", help="A window for each value, such as tenant_id; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--group-by",
+        help="A window for each value of tenant_id, subject_id (a user), feature, model, route, lane, api_key_id,"
+        " provider_account or currency; may be repeated.",
+    ),
 ]
 GroupLimitOption = Annotated[
     list[str] | None,
     typer.Option(
         "--group-limit",
-        help="A limit of one group instead, such as feature=chat:5.00 or feature=chat:none; may be repeated.",
+        help="A limit of one group instead, such as feature=chat:5.00, user_hash=u-77:none; may be repeated.",
     ),
 ]
 HardnessOption = Annotated[

@@ -32,8 +32,9 @@ def register(app: typer.Typer) -> None:
 
 
 def road_of(options: "Settings") -> "Http | Kafka":
-    """Return the road that the settings say."""
+    """Return the road that the settings say, else that of the running stack."""
     from tallystick.canary import Http, Kafka
+    from tallystick.stack import running
 
     if options.canary_api is not None:
         if options.canary_key is None:
@@ -41,11 +42,15 @@ def road_of(options: "Settings") -> "Http | Kafka":
                 "TALLYSTICK_CANARY_API needs TALLYSTICK_CANARY_KEY, a key of the source canary://tallystick"
             )
         return Http(options.canary_api, options.canary_key.get_secret_value())
-    if options.kafka is None:
+    if options.kafka is not None:
+        return Kafka(options.kafka, options.usage_topic)
+    stack = running(options.home)
+    if stack is None:
         raise CommandError(
-            "the canary needs a road: TALLYSTICK_CANARY_API and TALLYSTICK_CANARY_KEY, or TALLYSTICK_KAFKA"
+            "the canary needs a road: TALLYSTICK_CANARY_API and TALLYSTICK_CANARY_KEY, TALLYSTICK_KAFKA,"
+            " or a running `tallystick up`"
         )
-    return Kafka(options.kafka, options.usage_topic)
+    return Kafka(stack.kafka, stack.topic)
 
 
 @canary.command("setup")

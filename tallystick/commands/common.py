@@ -248,10 +248,18 @@ def cell(value: Any) -> str:
     if isinstance(value, datetime):
         return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
     if isinstance(value, Mapping):
-        return safe(" ".join(f"{name}={inner}" for name, inner in value.items()))
+        return safe(" ".join(f"{name}={_inner(inner)}" for name, inner in value.items() if inner is not None))
     if isinstance(value, list | tuple):
         return safe(", ".join(str(plain(inner)) for inner in value))
     return safe(str(plain(value)))
+
+
+def _inner(value: Any) -> str:
+    """Return what stands behind a name: a list of texts by its items, what is nested as JSON."""
+    value = plain(value)
+    if isinstance(value, list) and not any(isinstance(inner, list | dict) for inner in value):
+        return ",".join(str(inner) for inner in value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
 
 
 def counted(count: int, one: str) -> str:
@@ -286,7 +294,8 @@ def show(
         for record in records
     ]
     numbers = {index for index in range(len(columns)) if any(isinstance(row[index], int | Decimal) for row in rows)}
-    print_table(list(columns), [[cell(value) for value in row] for row in rows], numbers)
+    lists = {index for index in range(len(columns)) if any(isinstance(row[index], list | tuple) for row in rows)}
+    print_table(list(columns), [[cell(value) for value in row] for row in rows], numbers, lists)
 
 
 def show_one(record: Any, chosen: Format, extra: Mapping[str, Any] | None = None) -> None:
@@ -306,10 +315,13 @@ def print_lines(pairs: Iterable[tuple[str, str]]) -> None:
         sys.stdout.write(f"{name:<{width}}  {value}".rstrip() + "\n")
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterable[int] = ()) -> None:
+def print_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterable[int] = (), lists: Iterable[int] = ()
+) -> None:
     """Print a table where a line can hold a row, else each row as lines of its own: nothing is cut.
 
-    Numbers stand right, so that digits of a kind lie below each other.
+    Numbers stand right, so that digits of a kind lie below each other. Where only lists are too long, their items go on
+    over several lines of their column, so that one long list does not take a table apart.
     """
     from rich import box
     from rich.cells import cell_len
@@ -323,17 +335,44 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers:
         max(cell_len(heading), *(cell_len(row[index]) for row in rows)) if rows else cell_len(heading)
         for index, heading in enumerate(headings)
     ]
-    if sum(widths) + 3 * len(widths) > available:
-        print_rows(headings, rows)
-        return
+    wrapped = set(lists)
+    over = sum(widths) + 3 * len(widths) - available
+    if over > 0:
+        shrunk = _shrunk(widths, over, {index: _longest_item(headings[index], rows, index) for index in wrapped})
+        if shrunk is None:
+            print_rows(headings, rows)
+            return
+        widths = shrunk
     console.width = max(available, 1)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     right = set(numbers)
     for index, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="right" if index in right else "left", no_wrap=True)
+        table.add_column(
+            Text(heading),
+            justify="right" if index in right else "left",
+            no_wrap=index not in wrapped,
+            width=widths[index] if index in wrapped else None,
+        )
     for row in rows:
         table.add_row(*(Text(value) for value in row))
     console.print(table)
+
+
+def _longest_item(heading: str, rows: Sequence[Sequence[str]], index: int) -> int:
+    """Return how narrow a column of lists may be without breaking an item."""
+    from rich.cells import cell_len
+
+    return max(cell_len(word) for text in (heading, *(row[index] for row in rows)) for word in text.split(" "))
+
+
+def _shrunk(widths: Sequence[int], over: int, least: Mapping[int, int]) -> list[int] | None:
+    """Return widths that are narrower by so much in all, the widest first; None where that cannot be."""
+    found = list(widths)
+    for index in sorted(least, key=lambda index: -widths[index]):
+        less = min(over, found[index] - least[index])
+        found[index] -= less
+        over -= less
+    return None if over > 0 else found
 
 
 def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

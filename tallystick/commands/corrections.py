@@ -250,7 +250,7 @@ def _show_plan(found: Plan, needs_two: bool, format: Format) -> None:
     say(f"{found.kind} {found.name}")
     _show_effects(found.effects)
     second = " and a second person" if needs_two else ""
-    say(f"nothing is posted yet: --commit --reason{second} posts {len(found.rows):,} entries")
+    say(f"nothing is posted yet: --commit --reason{second} posts {_entries(len(found.rows))}")
 
 
 def _show_effects(effects: list[Effect]) -> None:
@@ -269,6 +269,10 @@ def _show_effects(effects: list[Effect]) -> None:
     print_table(["what", "currency", "before", "after", "difference"], rows, (2, 3, 4))
 
 
+def _entries(count: int) -> str:
+    return f"{count:,} {'entry' if count == 1 else 'entries'}"
+
+
 def _told(found: Corrected | Awaiting) -> None:
     from ledger.approvals import Awaiting as Waits
 
@@ -281,7 +285,7 @@ def _told(found: Corrected | Awaiting) -> None:
     elif made.batch_id is None:
         say(f"correction {made.correction_no}: entry {made.evidence_entry_id} does not count")
     else:
-        say(f"correction {made.correction_no}: posted {made.entry_count:,} entries; {_moves(made.effects)}")
+        say(f"correction {made.correction_no}: posted {_entries(made.entry_count)}; {_moves(made.effects)}")
 
 
 def _moves(effects: Any) -> str:

@@ -1,8 +1,9 @@
 """Commands about who takes part: tenants, entities, sources, provider accounts and models."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from zoneinfo import ZoneInfo
 
 import typer
 
@@ -108,15 +109,16 @@ def list_tenants(format: FormatOption = Format.table) -> None:
         "entity": lambda each: each.entity_id,
         "zone": lambda each: each.time_zone,
         "currency": lambda each: each.charge_currency,
-        "since": lambda each: _day(each.starts_at),
-        "until": lambda each: _day(each.ends_at),
+        "since": lambda each: _day(each.starts_at, each.time_zone),
+        "until": lambda each: _day(each.ends_at, each.time_zone),
         "merged into": lambda each: None if each.unmerged_at else each.merged_into,
     }
     show(found, format, columns, empty="no tenants")
 
 
-def _day(at: datetime | None) -> str | None:
-    return None if at is None else f"{at.astimezone(UTC):%Y-%m-%d}"
+def _day(at: datetime | None, zone: str) -> str | None:
+    """Return the day of an instant in the tenant's own zone, as `--since` takes it."""
+    return None if at is None else f"{at.astimezone(ZoneInfo(zone)):%Y-%m-%d}"
 
 
 def _show_history(history: "Sequence[ActRecord]") -> None:
@@ -236,7 +238,7 @@ def leave_tenant(
     ] = None,
     actor: ActorOption = None,
 ) -> None:
-    """Let a tenant leave; late usage of its is still taken."""
+    """Let a tenant leave; its late usage is still taken."""
     from ledger import registry
 
     async def leave(connection: "Connection") -> None:

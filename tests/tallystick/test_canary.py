@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -173,7 +174,18 @@ async def test_the_scheduler_sends_it_where_it_is_set(
         ).fetchall() == [(Decimal(60), True)]
 
 
-def test_the_canary_by_command(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_canary_takes_the_broker_of_a_running_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `replay` does: whoever started `tallystick up` need not look its port up."""
+    from tallystick.commands.canary import road_of
+
+    there = SimpleNamespace(kafka="127.0.0.1:21000", topic="llm-usage")
+    monkeypatch.setattr("tallystick.stack.running", lambda home: there if home == tmp_path else None)
+    assert road_of(Settings(home=tmp_path)) == Kafka("127.0.0.1:21000", "llm-usage")
+    assert road_of(Settings(home=tmp_path, kafka="other:9092", usage_topic="t")) == Kafka("other:9092", "t")
+
+
+def test_the_canary_by_command(commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLYSTICK_HOME", str(tmp_path))
     assert commands("canary", "beat").line.startswith("the canary needs a road: TALLYSTICK_CANARY_API")
     monkeypatch.setenv("TALLYSTICK_CANARY_API", "http://127.0.0.1:1")
     assert "needs TALLYSTICK_CANARY_KEY" in commands("canary", "beat").line

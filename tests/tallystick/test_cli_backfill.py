@@ -36,6 +36,7 @@ def test_the_example_of_the_page_runs(acme: Commands, monkeypatch: pytest.Monkey
     assert "late-usage.csv: 3 rows staged" in loaded
     # September: 1200 x 0.25 + 80 x 2.00 = 460 millionths. October: 15900 x 0.25 + 12300 x 0.025 + 275 x 2.00 = 4,832.5.
     assert "0.00046 " in preview
+    assert {"amounts", "months", "budgets"} <= set(preview.splitlines()), "headings stand on lines of their own"
     assert "0.0048325 " in preview
     assert "load sept is committed: 3 created; 3 rows written" in committed
     assert re.search(r"state +committed", shown)

@@ -38,12 +38,12 @@ def charge(commands: Commands, request_id: str = "r") -> Decimal:
 def test_a_reversal_is_shown_and_then_posted(posted: Commands) -> None:
     shown = posted.ok("corrections", "reverse", "t-alpha", "r").out
     assert "0.00028" in shown
-    assert "nothing is posted yet: --commit --reason posts 1 entries" in shown
+    assert "nothing is posted yet: --commit --reason posts 1 entry" in shown
     assert charge(posted) == Decimal("0.00028")
     assert "--commit needs --reason" in posted("corrections", "reverse", "t-alpha", "r", "--commit").line
     done = posted.ok("corrections", "reverse", "t-alpha", "r", *COMMIT).out
     assert done == (
-        "correction 1: posted 1 entries; charge -0.00028 USD, cost -0.00028 USD, requests -1, input tokens -100,"
+        "correction 1: posted 1 entry; charge -0.00028 USD, cost -0.00028 USD, requests -1, input tokens -100,"
         " output tokens -10\n"
     )
     assert charge(posted) == 0

@@ -4,6 +4,9 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
+import pytest
+
+from tallystick.commands.common import cell, print_table
 from tests.tallystick.commands import Commands
 
 CHECKOUT = Path(__file__).parent.parent.parent
@@ -119,6 +122,37 @@ def test_lists_fit_into_120_columns(with_tenant: Commands) -> None:
     for table in (tenants, sources):
         assert "--- 1 ---" not in table, "a table, not a list of rows"
         assert max(len(line) for line in table.splitlines()) <= 120
+
+
+def test_a_tenant_begins_on_the_day_that_was_said(with_tenant: Commands) -> None:
+    """In its own zone: midnight in Berlin is the evening before in UTC."""
+    with_tenant.ok(
+        "tenants", "add", "east", "--entity", "entity-1", "--zone", "Europe/Berlin", "--currency", "EUR",
+        "--since", "2026-09-01",
+    )  # fmt: skip
+    line = next(line for line in with_tenant.ok("tenants", "list").out.splitlines() if line.startswith("east "))
+    assert "2026-09-01" in line
+    assert "2026-08-31" not in line
+
+
+def test_a_long_list_goes_on_below_itself_and_takes_no_table_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """200 columns where nobody's window says how many; one record with many names beside one with none."""
+    names = [f"name-{number:02}" for number in range(40)]
+    rows = [["m-1", ", ".join(names)], ["m-2", ""]]
+    print_table(["model", "aliases"], rows, (), (1,))
+    out = capsys.readouterr().out
+    assert "---" not in out
+    assert all(len(line) <= 200 for line in out.splitlines())
+    assert [name for name in names if name in out] == names
+    print_table(["model", "aliases"], [["m-1", "x" * 300]], (), (1,))
+    assert capsys.readouterr().out.startswith("--- 1 ---")
+
+
+def test_what_stands_beside_a_name_has_no_marks_of_ours() -> None:
+    assert (
+        cell({"tenants": ["t-a", "t-b"], "route": None, "after": {"limit": "2"}})
+        == 'tenants=t-a,t-b after={"limit": "2"}'
+    )
 
 
 def test_parties_show_their_history(with_tenant: Commands) -> None:

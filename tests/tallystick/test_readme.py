@@ -1,11 +1,13 @@
-"""The page of the room names every command and every setting that there is."""
+"""The page of the room names every command and every setting that there is, and its questions can be asked."""
 
+import re
 from pathlib import Path
 
 import typer
 
 from tallystick.cli import app
 from tallystick.settings import Settings
+from tests.tallystick.commands import Commands
 
 PAGE = (Path(__file__).parent.parent.parent / "tallystick" / "README.md").read_text()
 
@@ -25,3 +27,10 @@ def test_every_command_stands_on_the_page() -> None:
         assert f"`{name}" in PAGE, name
         for inner in getattr(command, "commands", {}):
             assert f"`{inner}`" in PAGE or f"`{name} {inner}`" in PAGE, f"{name} {inner}"
+
+
+def test_the_questions_of_the_page_can_be_asked(commands: Commands) -> None:
+    """As a person at night would: the whole block at once, on whatever version of the database."""
+    block = re.search(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    assert commands.ok("sql", "--", block[1]).err.count("no rows") == 5
