@@ -408,7 +408,7 @@ def test_reservations_do_what_the_model_says(ledger: Ledger) -> None:
         Machine.ledger, Machine.runner, Machine.count = ledger, runner, 0
         Machine.intakes = {"only": runner.run(opened())}
         try:
-            run_state_machine_as_test(Machine, settings=settings(max_examples=examples(20), stateful_step_count=50))
+            run_state_machine_as_test(Machine, settings=settings(max_examples=examples(10), stateful_step_count=50))
         finally:
             runner.run(Machine.intakes["only"].close())
     # What every example left behind, folded again from the ledger and from the reservations.

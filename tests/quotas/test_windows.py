@@ -463,7 +463,7 @@ reports = st.builds(
 )
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(batches=st.lists(st.lists(reports, min_size=1, max_size=8), min_size=1, max_size=3))
 async def test_windows_are_the_fold_of_the_ledger_after_any_mix(
     ledger: Ledger, batches: list[list[dict[str, Any]]]
