@@ -13,7 +13,6 @@ from tallystick.commands.common import (
     NeededReason,
     acting,
     cell,
-    counted,
     group,
     plain,
     print_json,
@@ -98,9 +97,8 @@ def erase_subject(
     if done.subject_id is None:
         say("nothing links to this hash: it was erased before, or never seen")
     else:
-        say(
-            f"the link is cut: {counted(done.entry_count, 'entry').replace('entrys', 'entries')} keep the bare id {done.subject_id}"
-        )
+        keep = "1 entry keeps" if done.entry_count == 1 else f"{done.entry_count:,} entries keep"
+        say(f"the link is cut: {keep} the bare id {done.subject_id}")
     for count, text in (
         (done.conversation_count, "conversation ids stand on them, as sent"),
         (done.tagged_count, "of them have tags of the sender's own"),
