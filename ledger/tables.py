@@ -1,4 +1,4 @@
-"""The tables of the schema `ledger`. What they promise stands in README.md and its pages; functions and triggers in sql/."""
+"""The tables of the schema `ledger`. What they promise stands in this room's pages; functions and triggers in sql/."""
 
 from collections.abc import Iterable
 from typing import Any, Final
