@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from ledger.database import CALENDAR_LOCK
 from ledger.errors import BatchTooLarge, Fenced
 from ledger.posting import Posted
 from ledger.statements import Statement
@@ -287,6 +288,26 @@ async def test_a_batch_made_with_older_books_is_made_again(priced: Ledger) -> No
         assert priced.outcomes(await intake.post(reading)) == ["duplicate"]
         assert intake.books is books
     assert priced.total() == PRICE
+
+
+async def test_a_row_is_stamped_after_its_writer_holds_the_calendar_lock(priced: Ledger) -> None:
+    """Whoever changes periods holds the lock alone: a row that waited for it is recorded after, and not when it came."""
+    await priced.post(make_event("before"))
+    with priced.database.connect() as holder:
+        holder.autocommit = False
+        holder.execute("select pg_advisory_xact_lock(%s)", [CALENDAR_LOCK])
+        waiting = asyncio.create_task(priced.post(make_event("waited")))
+        async with asyncio.timeout(30):
+            while not priced.value(  # noqa: ASYNC110 -- only the database knows who waits for a lock
+                "select count(*) from pg_locks join pg_database as d on d.oid = database"
+                " where d.datname = current_database() and locktype = 'advisory' and not granted"
+            ):
+                await asyncio.sleep(0.02)
+        let_go = holder.execute("select clock_timestamp()").fetchone()
+        holder.commit()
+    assert priced.outcomes(await waiting) == ["created"]
+    assert let_go is not None
+    assert priced.value("select recorded_at from ledger.entries where request_id = 'req-waited'") > let_go[0]
 
 
 async def test_subjects_are_the_same_for_all_writers_and_may_be_forgotten(
