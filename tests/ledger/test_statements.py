@@ -199,6 +199,11 @@ async def test_b024_gateway_and_node_are_one_charge_in_either_order(ledger: Ledg
             expected[request_id, GATEWAY, "chat"] = (1, Decimal("0.00175"))
     assert ledger.requests("request_id", "source", "feature") == expected
     assert ledger.budgets_that_differ() == []
+    # Pairs that differ are reported, with 510 - 500 = 10 output tokens between their sides; pairs that agree are not.
+    assert ledger.rows(
+        "select request_id, abs((said_quantities ->> 'visible_output_tokens')::bigint"
+        " - (stood_quantities ->> 'visible_output_tokens')::bigint) from ledger.statements_that_differ order by 1"
+    ) == [("req-77-False-510", 10), ("req-77-True-510", 10)]
 
 
 async def test_attributes_that_only_the_gateway_knows_move_with_the_money(ledger: Ledger) -> None:
