@@ -468,6 +468,7 @@ async def _set(
     row["group_limits"] = row["group_limits"] or {}
     check_together(row)
     row["first_window"] = await _first_window(connection, terms, now, since)
+    await _check_retired(connection, terms.tenant_id, row["first_window"])
     row["budget_id"] = budget_id or f"bud_{secrets.token_hex(6)}"
     await create_budget(connection, actor, row, reason)
     above = await _windows_above(connection, row["budget_id"])
@@ -724,6 +725,34 @@ async def _first_window(connection: Connection, terms: Terms, now: int, since: d
     assert row is not None
     first: date = row[0]
     return first
+
+
+async def _check_retired(connection: Connection, tenant_id: str | None, first: date) -> None:
+    """Refuse a window that reaches into months whose rows have left the ledger: it would begin with less than was used."""
+    cursor = await connection.execute(
+        """
+        select max(m.posting_period)
+        from ledger.retired_months as m
+        where
+            not m.is_readable
+            and m.posting_period + interval '1 month' > %(first)s
+            and exists (
+                select
+                from ledger.seals as s
+                where
+                    s.posting_period = m.posting_period
+                    and s.row_count > 0
+                    and (%(tenant)s::text is null or s.tenant_id = %(tenant)s)
+            )
+        """,
+        {"first": first, "tenant": tenant_id},
+    )
+    row = await cursor.fetchone()
+    if row is not None and row[0] is not None:
+        raise BudgetRefused(
+            f"usage of {row[0]:%Y-%m} has left the ledger, so a window from {first} on would lack it:"
+            " begin later, or restore the month first"
+        )
 
 
 def _local_day(tenant: Tenant | None, terms: Terms, now: int) -> date:

@@ -514,7 +514,7 @@ with used as (
         case when %(by_feature)s then e.feature end as feature,
         case when %(by_model)s then e.model end as model,
         e.charge_amount,
-        e.request_count
+        case when e.charge_amount is null then e.request_count else 0 end as unpriced_count
     from ledger.entries as e
     where
         e.tenant_id = %(tenant_id)s
@@ -523,6 +523,18 @@ with used as (
         and e.occurred_at >= %(since)s
         -- No usage is accepted from later than five minutes ahead.
         and e.occurred_at < %(now)s::timestamptz + interval '1 day'
+    union all
+    -- Of months that have left the ledger the day is known, and not the hour.
+    select
+        d.noon,
+        width_bucket(d.noon, %(turns)s::timestamptz[]),
+        case when %(by_feature)s then r.feature end,
+        case when %(by_model)s then r.model end,
+        r.charge_amount,
+        r.unpriced_count
+    from quotas.retired_charges(%(tenant_id)s, %(currency)s) as r
+    cross join lateral (select (r.local_date + time '12:00') at time zone 'UTC' as noon) as d
+    where d.noon >= %(since)s
 )
 
 select
@@ -531,7 +543,7 @@ select
     coalesce(sum(charge_amount), 0) as amount,
     feature,
     model,
-    coalesce(sum(request_count) filter (where charge_amount is null), 0)::bigint as unpriced_count
+    sum(unpriced_count)::bigint as unpriced_count
 from used
 group by hour, turn, feature, model
 """

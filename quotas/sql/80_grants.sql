@@ -24,3 +24,22 @@ grant insert, delete on quotas.turns to tallystick_operator;
 grant usage on all sequences in schema quotas to tallystick_operator;
 -- A prepaid budget that is topped up may be exhausted again.
 grant delete on quotas.threshold_notes to tallystick_operator;
+
+-- What a tenant was charged in months whose rows have left the ledger, by day: from their seals, which stay.
+create or replace function quotas.retired_charges(wanted_tenant text, wanted_currency text)
+returns table (local_date date, feature text, model text, charge_amount numeric, unpriced_count bigint)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select l.local_date, l.feature, l.model, sum(l.charge_amount), sum(l.charge_unpriced_count)::bigint
+    from ledger.retired_months as m
+    join ledger.periods as p on p.posting_period = m.posting_period
+    join ledger.seal_lines as l
+        on l.tenant_id = p.tenant_id and l.posting_period = p.posting_period and l.close_number = p.close_number
+    where not m.is_readable and p.tenant_id = wanted_tenant and l.charge_currency = wanted_currency
+    group by l.local_date, l.feature, l.model
+$$;
+revoke all on function quotas.retired_charges(text, text) from public;
+grant execute on function quotas.retired_charges(text, text) to tallystick_api, tallystick_operator;

@@ -2,6 +2,7 @@
 
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from ledger.database import connect
 from ledger.errors import ActRefused
 from ledger.times import parse_rfc3339
 from quotas.budgets import list_budgets, scope_text, used_now, window_text
+from tests.ledger.test_retention import DECEMBER, close, export, restore, retire
 from tests.quotas.support import NOW, add_price, end_budget, excesses, set_budget, spend, windows
 from tests.support.ledger import Ledger
 
@@ -151,6 +153,34 @@ async def test_a_reserve_must_fit_into_the_lowered_limit(ledger: Ledger) -> None
     with pytest.raises(ActRefused, match="the interactive reserve of 4 must lie within the limit"):
         await set_budget(ledger, limit="3")
     assert (await set_budget(ledger, limit="4")).outcome == "changed"
+
+
+async def test_a_window_that_has_lost_its_rows_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    """5.00 in December, which has left the ledger: a budget from January on, or of a tenant that used nothing then, is whole."""
+    ledger.add_tenant("t-beta")
+    await add_price(ledger)
+    await spend(ledger, "e1", "5.00", "2025-12-10T12:00:00Z")
+    await spend(ledger, "e2", "1.00", "2026-01-10T12:00:00Z")
+    await close(ledger, DECEMBER)
+    made = await export(ledger, tmp_path)
+    await retire(ledger)
+    lost = (
+        "usage of 2025-12 has left the ledger, so a window from {} on would lack it: begin later, or restore the month"
+    )
+    with pytest.raises(ActRefused, match=lost.format("0001-01-01")):
+        await set_budget(ledger, window="lifetime", limit="10")
+    with pytest.raises(ActRefused, match=lost.format("2025-12-01")):
+        await set_budget(ledger, since=date(2025, 12, 31), limit="10")
+    with pytest.raises(ActRefused, match=lost.format("2025-12-29")):
+        await set_budget(
+            ledger, window="week", tenant_id=None, group_by=("tenant_id",), since=date(2026, 1, 2), limit="10"
+        )
+    await set_budget(ledger, since=date(2026, 1, 1), limit="10")
+    await set_budget(ledger, budget_id="other", tenant_id="t-beta", window="lifetime", limit="10")
+    assert windows(ledger) == {"2026-01-01": "1"}
+    await restore(ledger, made.folder)
+    await set_budget(ledger, budget_id="life", window="lifetime", limit="10")
+    assert windows(ledger, "life") == {"0001-01-01": "6"}
 
 
 async def test_an_ended_budget_can_be_set_anew(ledger: Ledger) -> None:

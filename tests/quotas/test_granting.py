@@ -2,6 +2,7 @@
 
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,6 +15,7 @@ from quotas import granting
 from quotas.granting import Balances, Done, NewGrant
 from quotas.remaining import remaining
 from quotas.reservations import void
+from tests.ledger.test_retention import DECEMBER, close, export, retire
 from tests.quotas.support import NOW, Desk, add_price, differences, end_budget, set_budget, spend
 from tests.support.ledger import Ledger
 
@@ -131,6 +133,25 @@ async def test_conditions_are_asked_of_the_usage(ledger: Ledger) -> None:
     await spend(ledger, "e1", "4.00", feature="chat")
     await spend(ledger, "e2", "2.00", feature="search")
     assert [each.burnt for each in (await balances(ledger)).grants] == [Decimal(3), Decimal(3)]
+
+
+async def test_usage_of_a_month_that_has_left_the_ledger_has_burnt_what_it_burnt(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    """4.00 in December and 1.00 in January against 10.00: 5.00 are left, also once December is gone, by day and feature."""
+    await add_price(ledger)
+    await create(ledger, effective_at="2025-12-01T00:00:00Z", expires_at="2026-12-01T00:00:00Z")
+    await create(ledger, "3", key="k-2", effective_at="2025-12-05T00:00:00Z", feature="chat", priority=1)
+    await spend(ledger, "e1", "4.00", "2025-12-10T12:00:00Z", feature="search")
+    await spend(ledger, "e2", "2.00", "2025-12-11T12:00:00Z", feature="chat")
+    await spend(ledger, "e3", "1.00", "2026-01-10T12:00:00Z", feature="search")
+    before = await balances(ledger)
+    assert (str(before.left.normalize()), [f"{each.left.normalize():f}" for each in before.grants]) == ("5", ["1", "5"])
+    await close(ledger, DECEMBER)
+    await export(ledger, tmp_path)
+    await retire(ledger)
+    assert ledger.value("select count(*) from ledger.entries") == 1
+    assert await balances(ledger) == before
 
 
 async def test_what_has_no_price_is_told_beside_the_balance(ledger: Ledger) -> None:
