@@ -507,7 +507,11 @@ def _from_row(row: Mapping[str, Any]) -> Grant:
 
 
 _USES: Final = """
-with used as (
+with sealed as materialized (
+    select coalesce(array_agg(m), '{}') as months from quotas.sealed_months(%(tenant_id)s, %(turns)s::timestamptz[]) as m
+),
+
+used as (
     select
         date_bin('1 hour', e.occurred_at, timestamptz '2020-01-01 00:00:00+00') as hour,
         width_bucket(e.occurred_at, %(turns)s::timestamptz[]) as turn,
@@ -520,21 +524,22 @@ with used as (
         e.tenant_id = %(tenant_id)s
         and e.charge_currency = %(currency)s
         and e.kind <> 'evidence'
+        and e.posting_period <> all ((select s.months from sealed as s)::date[])
         and e.occurred_at >= %(since)s
         -- No usage is accepted from later than five minutes ahead.
         and e.occurred_at < %(now)s::timestamptz + interval '1 day'
     union all
-    -- Of months that have left the ledger the day is known, and not the hour.
+    -- What is sealed need not be read again, and may have left the ledger: there the day is known, and not the hour.
     select
-        d.noon,
-        width_bucket(d.noon, %(turns)s::timestamptz[]),
+        r.noon,
+        width_bucket(r.noon, %(turns)s::timestamptz[]),
         case when %(by_feature)s then r.feature end,
         case when %(by_model)s then r.model end,
         r.charge_amount,
         r.unpriced_count
-    from quotas.retired_charges(%(tenant_id)s, %(currency)s) as r
-    cross join lateral (select (r.local_date + time '12:00') at time zone 'UTC' as noon) as d
-    where d.noon >= %(since)s
+    from sealed as s
+    cross join lateral quotas.sealed_charges(%(tenant_id)s, %(currency)s, s.months) as r
+    where r.noon >= %(since)s
 )
 
 select

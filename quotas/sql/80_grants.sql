@@ -25,21 +25,88 @@ grant usage on all sequences in schema quotas to tallystick_operator;
 -- A prepaid budget that is topped up may be exhausted again.
 grant delete on quotas.threshold_notes to tallystick_operator;
 
--- What a tenant was charged in months whose rows have left the ledger, by day: from their seals, which stay.
-create or replace function quotas.retired_charges(wanted_tenant text, wanted_currency text)
-returns table (local_date date, feature text, model text, charge_amount numeric, unpriced_count bigint)
+-- When a tenant's clocks show a time of one of its days.
+create or replace function quotas.local_instant(wanted_tenant text, day date, hour time) returns timestamptz
 language sql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select l.local_date, l.feature, l.model, sum(l.charge_amount), sum(l.charge_unpriced_count)::bigint
-    from ledger.retired_months as m
-    join ledger.periods as p on p.posting_period = m.posting_period
+    select (day + hour) at time zone v.time_zone
+    from ledger.tenant_versions as v
+    where v.tenant_id = wanted_tenant
+    order by v.first_day <= day desc, case when v.first_day <= day then v.effective_at end desc, v.effective_at
+    limit 1
+$$;
+
+-- The months of a tenant that its seals tell as well as its rows would: closed ones, where no grant begins or ends within a day that
+-- has usage. Of months whose rows have left the ledger there is nothing better.
+create or replace function quotas.sealed_months(wanted_tenant text, turns timestamptz[]) returns setof date
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select p.posting_period
+    from ledger.periods as p
+    join ledger.seals as s
+        on s.tenant_id = p.tenant_id and s.posting_period = p.posting_period and s.close_number = p.close_number
+    where
+        p.tenant_id = wanted_tenant
+        and p.state = 'closed'
+        and (
+            exists (
+                select
+                from ledger.retired_months as m
+                where m.posting_period = p.posting_period and not m.is_readable
+            )
+            or not exists (
+                select
+                from (
+                    select distinct l.local_date
+                    from ledger.seal_lines as l
+                    where
+                        l.tenant_id = p.tenant_id
+                        and l.posting_period = p.posting_period
+                        and l.close_number = p.close_number
+                ) as d
+                cross join unnest(turns) as t (at)
+                where
+                    t.at > quotas.local_instant(p.tenant_id, d.local_date, time '00:00')
+                    and t.at < quotas.local_instant(p.tenant_id, d.local_date + 1, time '00:00')
+            )
+        )
+$$;
+
+-- What a tenant was charged in sealed months, by day; each day stands at its noon, which no other day has.
+create or replace function quotas.sealed_charges(wanted_tenant text, wanted_currency text, months date[])
+returns table (noon timestamptz, feature text, model text, charge_amount numeric, unpriced_count bigint)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select
+        quotas.local_instant(wanted_tenant, l.local_date, time '12:00'),
+        l.feature,
+        l.model,
+        sum(l.charge_amount),
+        sum(l.charge_unpriced_count)::bigint
+    from ledger.periods as p
     join ledger.seal_lines as l
         on l.tenant_id = p.tenant_id and l.posting_period = p.posting_period and l.close_number = p.close_number
-    where not m.is_readable and p.tenant_id = wanted_tenant and l.charge_currency = wanted_currency
+    where p.tenant_id = wanted_tenant and p.posting_period = any (months) and l.charge_currency = wanted_currency
     group by l.local_date, l.feature, l.model
 $$;
-revoke all on function quotas.retired_charges(text, text) from public;
-grant execute on function quotas.retired_charges(text, text) to tallystick_api, tallystick_operator;
+
+do $$
+declare
+    name text;
+begin
+    foreach name in array array['quotas.sealed_months', 'quotas.sealed_charges', 'quotas.local_instant']
+    loop
+        execute format('revoke all on function %s from public', name);
+    end loop;
+end
+$$;
+grant execute on function quotas.sealed_months, quotas.sealed_charges, quotas.local_instant to tallystick_api, tallystick_operator;

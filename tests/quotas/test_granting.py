@@ -148,9 +148,43 @@ async def test_usage_of_a_month_that_has_left_the_ledger_has_burnt_what_it_burnt
     before = await balances(ledger)
     assert (str(before.left.normalize()), [f"{each.left.normalize():f}" for each in before.grants]) == ("5", ["1", "5"])
     await close(ledger, DECEMBER)
+    assert ledger.rows(SEALED) == [(DECEMBER,)]
+    assert await balances(ledger) == before
     await export(ledger, tmp_path)
     await retire(ledger)
     assert ledger.value("select count(*) from ledger.entries") == 1
+    assert await balances(ledger) == before
+
+
+SEALED = (
+    "select m from quotas.sealed_months('t-alpha', (select array_agg(t.at) from quotas.grants as g"
+    " cross join lateral (values (g.effective_at), (g.expires_at)) as t (at) where t.at is not null)) as m order by 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("ends", "sealed"),
+    [
+        ("2025-12-10T15:00:00Z", True),  # midnight in Tokyo, after the usage of the 10th there
+        ("2025-12-10T14:59:59Z", False),  # within the day, and then the rows say which usage was before
+        ("2025-12-10T13:30:00Z", False),
+        ("2025-12-09T15:00:00Z", True),
+    ],
+)
+async def test_a_sealed_month_is_read_by_its_days_only_where_no_grant_turns_within_one(
+    ledger: Ledger, ends: str, sealed: bool
+) -> None:
+    """1.00 at 22:00 and 2.00 at 23:00 on the 10th in Tokyo; the balances are those that the rows gave before the close."""
+    ledger.superuser.execute("update ledger.tenant_versions set time_zone = 'Asia/Tokyo' where tenant_id = 't-alpha'")
+    ledger._raised("parties")
+    await add_price(ledger)
+    await create(ledger, effective_at="2025-12-01T15:00:00Z", expires_at=ends, now="2025-12-05T00:00:00Z")
+    await create(ledger, "20", key="k-2", effective_at="2025-12-02T15:00:00Z")
+    await spend(ledger, "e1", "1.00", "2025-12-10T13:00:00Z")
+    await spend(ledger, "e2", "2.00", "2025-12-10T14:00:00Z")
+    before = await balances(ledger)
+    await close(ledger, DECEMBER)
+    assert (ledger.rows(SEALED) == [(DECEMBER,)]) == sealed
     assert await balances(ledger) == before
 
 
