@@ -8,15 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote, unquote
 
+from tallystick.roles import ANALYST, API, OPERATOR, ROLES, ROLLUP, WRITER
 from tallystick.settings import Settings
-
-WRITER: Final = "tallystick_writer"
-API: Final = "tallystick_api"
-OPERATOR: Final = "tallystick_operator"
-ANALYST: Final = "tallystick_analyst"
-ROLLUP: Final = "tallystick_rollup"
-BILLING: Final = "tallystick_billing"
-ROLES: Final = (WRITER, API, OPERATOR, ANALYST, ROLLUP, BILLING)
 
 _SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 

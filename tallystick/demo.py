@@ -33,6 +33,7 @@ from quotas.budgets import Terms, set_budget
 from tallystick.checks import CheckReport, run_checks
 from tallystick.embedded import owned
 from tallystick.processes import termination_as_interrupt
+from tallystick.roles import ANALYST, OPERATOR, ROLLUP
 from tallystick.rollup import run_rollup
 from tallystick.settings import CHECKOUT, Settings
 from tallystick.stack import MADE_BY_DEMO, Stack
@@ -92,19 +93,19 @@ def demo(settings: Settings, console: Console) -> None:
         with Stack(settings, say=say, api_port=0, with_scheduler=False) as stack:
             (settings.home / MADE_BY_DEMO).touch()
             say("loading prices, tenants and budgets")
-            token = asyncio.run(set_up(stack.url_for("tallystick_operator")))
+            token = asyncio.run(set_up(stack.url_for(OPERATOR)))
             stack.start_services()
             bars.update(step, description="the stack is ready", completed=1)
             sent, seconds = _replay(stack, plan, bars)
             _timed(
                 bars,
                 "dbt adds the batches to the marts",
-                lambda: run_rollup(stack.url_for("tallystick_rollup"), settings.home),
+                lambda: run_rollup(stack.url_for(ROLLUP), settings.home),
             )
-            checks = _timed(bars, "checking what arrived", lambda: run_checks(stack.url_for("tallystick_analyst")))
-            proof = _timed(bars, "proving that all stores agree", lambda: verify(stack.url_for("tallystick_operator")))
+            checks = _timed(bars, "checking what arrived", lambda: run_checks(stack.url_for(ANALYST)))
+            proof = _timed(bars, "proving that all stores agree", lambda: verify(stack.url_for(OPERATOR)))
             budgets = _ask_api(stack.endpoints.api, token, plan)
-            with psycopg.connect(stack.url_for("tallystick_operator"), autocommit=True) as connection:
+            with psycopg.connect(stack.url_for(OPERATOR), autocommit=True) as connection:
                 summary = _summary(connection, sent, seconds)
                 tables = [*_costs(connection)]
             step = bars.add_task("stopping", total=1)
@@ -201,7 +202,7 @@ def _replay(stack: Stack, plan: Plan, bars: Progress) -> tuple[int, float]:
         lambda count: bars.update(sending, advance=count),
     )
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    with psycopg.connect(stack.url_for("tallystick_operator"), autocommit=True) as connection:
+    with psycopg.connect(stack.url_for(OPERATOR), autocommit=True) as connection:
         while (posted := _posted(connection)) < sent:
             bars.update(posting, completed=posted)
             stack.children.check()

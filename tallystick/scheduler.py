@@ -18,7 +18,8 @@ from ledger.closing import close_partitions, seal_pending
 from ledger.database import Connection, connect
 from ledger.periods import ensure_partitions, ensure_periods
 from ledger.sequences import take_sequences
-from tallystick.addresses import OPERATOR, ROLLUP, Addresses
+from tallystick.addresses import Addresses
+from tallystick.roles import OPERATOR, ROLLUP
 from tallystick.settings import Settings
 
 log = logging.getLogger("tallystick.scheduler")

@@ -15,9 +15,9 @@ from typing import Final, Self
 import psycopg
 
 from migrations.run import migrate
-from tallystick.addresses import ANALYST, API, OPERATOR, ROLLUP, WRITER
 from tallystick.embedded import EmbeddedBroker, EmbeddedPostgres, free_port
 from tallystick.processes import Children
+from tallystick.roles import ANALYST, API, OPERATOR, ROLLUP, WRITER
 from tallystick.settings import Settings, child_environment
 
 POSTGRES: Final[Mapping[str, str]] = {"shared_buffers": "256MB", "max_wal_size": "4GB", "max_connections": "100"}
@@ -143,7 +143,7 @@ class Stack:
 
     def _is_reading(self) -> bool:
         """Say whether the worker has claimed every partition of this run's topic, whose feeds did not exist before."""
-        with psycopg.connect(self.url_for("tallystick_operator"), autocommit=True) as connection:
+        with psycopg.connect(self.url_for(OPERATOR), autocommit=True) as connection:
             found = connection.execute(
                 "select count(*) from ledger.feeds where kind = 'kafka' and name like %s",
                 [f"kafka:{self.broker.cluster_id}:%"],

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tallystick.addresses import OPERATOR
 from tallystick.processes import termination_as_interrupt
+from tallystick.roles import OPERATOR
 from tallystick.settings import Settings
 from tallystick.stack import MADE_BY_DEMO, Stack
 

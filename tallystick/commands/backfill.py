@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tallystick.commands.bars import bar
 from tallystick.commands.common import (
     ActorOption,
     Format,
@@ -18,6 +18,7 @@ from tallystick.commands.common import (
     acting,
     cell,
     counted,
+    digits,
     group,
     note,
     plain,
@@ -30,10 +31,9 @@ from tallystick.commands.common import (
     with_connection,
     with_connections,
 )
+from tallystick.roles import OPERATOR, WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ingest.backfill import Committed, Loaded, Preview
     from ledger.approvals import Awaiting
     from ledger.database import Connection
@@ -44,51 +44,10 @@ backfill = group("Backfills: files of usage that are loaded, previewed, committe
 
 LoadArgument = Annotated[str, typer.Argument(metavar="LOAD", help="The load's id.")]
 
-OPERATOR = "tallystick_operator"
-WRITER = "tallystick_writer"
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.add_typer(backfill, name="backfill")
-
-
-@contextmanager
-def _bar(what: str, unit: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar with rate and remaining time; yield what moves it by a number of things, or says how many there are."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    # Into a file or a pipe nothing moves, and a failure stays one line.
-    bars = Progress(*columns, console=console, disable=not console.is_terminal)
-    task = bars.add_task(what, total=None, rate="")
-    started = False
-
-    def move(by: int, total: int | None = None) -> None:
-        nonlocal started
-        if not started:
-            started = True
-            bars.start()
-        if total is not None:
-            bars.update(task, total=total)
-        bars.update(task, advance=by)
-        speed = bars.tasks[0].finished_speed or bars.tasks[0].speed
-        if speed:
-            bars.update(task, rate=f"{speed:,.0f} {unit}/s")
-
-    try:
-        yield move
-    finally:
-        if started:
-            bars.stop()
 
 
 @backfill.command("create")
@@ -148,7 +107,7 @@ def load_files(
         said = msgspec.structs.replace(said, ignore=[*said.ignore, *ignore])
     loaded: list[Loaded] = []
     for file in files:
-        with _bar(file.name, "rows") as move:
+        with bar(file.name, "rows") as move:
 
             async def work(
                 connection: Connection, file: Path = file, move: Callable[[int, int | None], None] = move
@@ -183,7 +142,7 @@ def preview(load: LoadArgument, actor: ActorOption = None, format: FormatOption 
     from ingest import backfill as work
     from ledger.loads import read_load
 
-    with _bar(load, "rows") as move:
+    with bar(load, "rows") as move:
 
         async def run(connection: Connection) -> Preview:
             move(0, (await read_load(connection, load)).row_count)
@@ -211,8 +170,8 @@ def preview(load: LoadArgument, actor: ActorOption = None, format: FormatOption 
         Format.table,
         {
             "tenant": lambda each: each.tenant_id, **months, "model": None, "requests": None,
-            "cost": lambda each: _digits(each.cost), "of": lambda each: each.cost_currency,
-            "charge": lambda each: _digits(each.charge), "in": lambda each: each.charge_currency,
+            "cost": lambda each: digits(each.cost), "of": lambda each: each.cost_currency,
+            "charge": lambda each: digits(each.charge), "in": lambda each: each.charge_currency,
             "without charge": lambda each: each.charge_unpriced,
         },
         empty="nothing would be posted",
@@ -225,7 +184,7 @@ def preview(load: LoadArgument, actor: ActorOption = None, format: FormatOption 
         {
             "tenant": lambda each: each.tenant_id, "billed in": lambda each: f"{each.posting_period:%Y-%m}", "state": None,
             "rows": None, "of earlier months": lambda each: each.late_rows,
-            "charge": lambda each: _digits(each.charge), "in": lambda each: each.charge_currency,
+            "charge": lambda each: digits(each.charge), "in": lambda each: each.charge_currency,
         },
     )  # fmt: skip
     say("")
@@ -236,19 +195,13 @@ def preview(load: LoadArgument, actor: ActorOption = None, format: FormatOption 
         {
             "budget": lambda each: each.budget_id, "group": lambda each: each.group_key,
             "window": lambda each: each.window_start,
-            "posted": lambda each: _digits(each.posted_before), "then": lambda each: _digits(each.posted_after),
-            "limit": lambda each: None if each.limit_amount is None else _digits(each.limit_amount),
-            "excess": lambda each: _digits(each.excess_change),
-            "reaches": lambda each: [_digits(share) for share in each.thresholds],
+            "posted": lambda each: digits(each.posted_before), "then": lambda each: digits(each.posted_after),
+            "limit": lambda each: None if each.limit_amount is None else digits(each.limit_amount),
+            "excess": lambda each: digits(each.excess_change),
+            "reaches": lambda each: [digits(share) for share in each.thresholds],
         },
         empty="no budget is touched",
     )  # fmt: skip
-
-
-def _digits(value: Any) -> str:
-    from ledger.price_book import plain as digits
-
-    return digits(value)
 
 
 @backfill.command("commit")
@@ -276,7 +229,7 @@ def commit(
     options = settings()
     configure(options.failpoints)
     who, needed = acting(actor), second_person_acts()
-    with addresses(options) as found, _bar(load, "rows") as move:
+    with addresses(options) as found, bar(load, "rows") as move:
 
         async def run() -> Committed | Awaiting:
             async with await connect(found.url_for(OPERATOR), connect_timeout=10) as operator:
@@ -316,7 +269,7 @@ def revert(
 
     configure(settings().failpoints)
     needed = second_person_acts()
-    with _bar(load, "batches") as move:
+    with bar(load, "batches") as move:
 
         async def run(operator: Connection, writer: Connection) -> TakenBack | Awaiting:
             last = 0

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 import typer.core
 
+from tallystick.roles import OPERATOR
+
 if TYPE_CHECKING:
     from ledger.database import Connection
     from tallystick.settings import Settings
@@ -50,6 +52,11 @@ ActorOption = Annotated[
 ]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why, for the record.")]
 NeededReason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+CommitOption = Annotated[bool, typer.Option("--commit", help="Post it; without this it is only shown.")]
+OfTenantOption = Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")]
+TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")]
+MonthArgument = Annotated[str, typer.Argument(metavar="MONTH", help="Such as 2026-11.")]
+OfMonthOption = Annotated[str | None, typer.Option("--month", help="Of this month only, such as 2026-11.")]
 
 
 class Group(typer.core.TyperGroup):
@@ -110,9 +117,7 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def with_connection(
-    work: Callable[[Connection], Awaitable[Result]], *, role: str = "tallystick_operator", **options: Any
-) -> Result:
+def with_connection(work: Callable[[Connection], Awaitable[Result]], *, role: str = OPERATOR, **options: Any) -> Result:
     """Run work on a connection as a role; with no address set, against the embedded server, started if nobody runs it."""
     import asyncio
 
@@ -180,14 +185,29 @@ def instant(text: str, zone: str) -> int:
         ) from None
 
 
-def amount(text: str) -> Decimal:
-    """Read a decimal number."""
+def moment(text: str | None) -> datetime | None:
+    """Read an RFC 3339 time, or a date as its midnight in UTC; nothing where nothing was typed."""
+    from ledger.times import from_micros
+
+    return None if text is None else from_micros(instant(text, "UTC"))
+
+
+def amount(text: str, option: str | None = None) -> Decimal:
+    """Read a decimal number; a refusal names the option, where one is given."""
     from ledger.money import parse_amount
 
     try:
         return parse_amount(text)
     except ValueError as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(f"{option}: {error}" if option else str(error)) from None
+
+
+def need_reason(reason: str | None) -> str:
+    """Return the reason that --commit needs, or say that it is missing."""
+    if not (reason or "").strip():
+        raise CommandError("--commit needs --reason: the entries carry it")
+    assert reason is not None
+    return reason
 
 
 # --- Printing ---------------------------------------------------------------------------------------------------------
@@ -237,6 +257,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(inner) for inner in value]
     return value
+
+
+def digits(value: Decimal) -> str:
+    """Return the shortest plain digits of an amount."""
+    from ledger.price_book import plain as shortest
+
+    return shortest(value)
 
 
 def cell(value: Any) -> str:

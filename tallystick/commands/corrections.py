@@ -10,13 +10,19 @@ import typer
 from tallystick.commands.common import (
     ActorOption,
     CommandError,
+    CommitOption,
     Format,
     FormatOption,
     NeededReason,
+    OfTenantOption,
     ReasonOption,
+    TenantArgument,
     acting,
+    amount,
+    digits,
     group,
     instant,
+    need_reason,
     note,
     plain,
     print_json,
@@ -27,6 +33,7 @@ from tallystick.commands.common import (
     with_connection,
     with_connections,
 )
+from tallystick.roles import OPERATOR, WRITER
 
 if TYPE_CHECKING:
     from ledger.approvals import Awaiting
@@ -35,9 +42,7 @@ if TYPE_CHECKING:
 
 corrections = group("Corrections: what a person changes about a request, as new entries with a reason.")
 
-TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant, as sent.")]
 RequestArgument = Annotated[str, typer.Argument(metavar="REQUEST", help="The request id, as its reports name it.")]
-CommitOption = Annotated[bool, typer.Option("--commit", help="Post it; without this it is only shown.")]
 IdOption = Annotated[
     str | None,
     typer.Option("--id", help="An id of yours, so that a repeat does nothing; left out, it is made of what is asked."),
@@ -99,7 +104,7 @@ def adjust(
     if count:
         _run(Wanted(Counts(of, _quantities(count)), id), commit, reason, actor, format)
         return
-    change: Difference = Difference(of, _amount("--charge", charge), _amount("--cost", cost))
+    change: Difference = Difference(of, _difference("--charge", charge), _difference("--cost", cost))
     _run(Wanted(change, id), commit, reason, actor, format)
 
 
@@ -151,7 +156,7 @@ def refuse(
 
 @corrections.command("list")
 def list_corrections(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
+    tenant: OfTenantOption = None,
     request: Annotated[str | None, typer.Option("--request", help="Of this request only.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 50,
     format: FormatOption = Format.table,
@@ -180,7 +185,7 @@ def list_corrections(
 
 @corrections.command("proposals")
 def list_proposals(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
+    tenant: OfTenantOption = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Recorded from this day (UTC) or RFC 3339 time on; left out, all.")
     ] = None,
@@ -215,17 +220,15 @@ def _run(wanted: Wanted, commit: bool, reason: str | None, actor: str | None, fo
     from ledger import corrections as ledger_corrections
     from ledger.books import load_books
 
-    if commit and not (reason and reason.strip()):
-        raise CommandError("--commit needs --reason: the entries carry it")
+    why = need_reason(reason) if commit else ""
     needed = second_person_acts()
 
     async def work(operator: Connection, writer: Connection) -> Plan | Corrected | Awaiting:
         if not commit:
             return await ledger_corrections.plan(operator, await load_books(operator), wanted)
-        assert reason is not None, "checked above"
-        return await ledger_corrections.correct(writer, wanted, actor=acting(actor), reason=reason, needed=needed)
+        return await ledger_corrections.correct(writer, wanted, actor=acting(actor), reason=why, needed=needed)
 
-    found = with_connections(work, "tallystick_operator", "tallystick_writer")
+    found = with_connections(work, OPERATOR, WRITER)
     if isinstance(found, ledger_corrections.Plan):
         _show_plan(found, found.act in needed, format)
     elif format is Format.json:
@@ -254,8 +257,6 @@ def _show_plan(found: Plan, needs_two: bool, format: Format) -> None:
 
 
 def _show_effects(effects: list[Effect]) -> None:
-    from ledger.price_book import plain as digits
-
     rows = [
         [
             each.what.replace("_", " "),
@@ -289,8 +290,6 @@ def _told(found: Corrected | Awaiting) -> None:
 
 
 def _moves(effects: Any) -> str:
-    from ledger.price_book import plain as digits
-
     moves = []
     for each in effects:
         difference = Decimal(each["after"]) - Decimal(each["before"])
@@ -312,12 +311,5 @@ def _quantities(texts: list[str]) -> dict[str, int]:
     return found
 
 
-def _amount(option: str, text: str | None) -> Decimal | None:
-    from ledger.money import parse_amount
-
-    if text is None:
-        return None
-    try:
-        return parse_amount(text)
-    except ValueError as error:
-        raise CommandError(f"{option}: {error}") from None
+def _difference(option: str, text: str | None) -> Decimal | None:
+    return None if text is None else amount(text, option)

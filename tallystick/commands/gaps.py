@@ -1,6 +1,6 @@
 """Commands about gaps: numbers that senders counted and that did not come."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +13,7 @@ from tallystick.commands.common import (
     acting,
     counted,
     group,
-    instant,
+    moment,
     note,
     plain,
     print_json,
@@ -33,12 +33,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(gaps, name="gaps")
 
 
-def _at(text: str | None) -> datetime | None:
-    from ledger.times import from_micros
-
-    return None if text is None else from_micros(instant(text, "UTC"))
-
-
 @gaps.command("list")
 def list_gaps(
     source: Annotated[str | None, typer.Option("--source", help="Of this sender only.")] = None,
@@ -54,7 +48,7 @@ def list_gaps(
     """List what is missing by sender: open (may be late), lost, set aside (a dead letter holds it), or accepted."""
     from ledger import sequences
 
-    noted_since = _at(since)
+    noted_since = moment(since)
 
     async def read(connection: "Connection") -> tuple[Any, ...]:
         await sequences.take_sequences(connection)

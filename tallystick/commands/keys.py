@@ -9,9 +9,10 @@ from tallystick.commands.common import (
     Format,
     FormatOption,
     NeededReason,
+    OfTenantOption,
     acting,
     group,
-    instant,
+    moment,
     note,
     print_json,
     say,
@@ -54,9 +55,8 @@ def create_key(
 ) -> None:
     """Make a key and show it once; only its hash is kept."""
     from ledger import api_keys
-    from ledger.times import from_micros
 
-    ends = None if expires is None else from_micros(instant(expires, "UTC"))
+    ends = moment(expires)
     made = with_connection(
         lambda connection: api_keys.create_key(
             connection,
@@ -78,7 +78,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
+    tenant: OfTenantOption = None,
     source: Annotated[str | None, typer.Option("--source", help="Of this source only.")] = None,
     format: FormatOption = Format.table,
 ) -> None:

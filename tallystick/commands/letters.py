@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from tallystick.commands.bars import bar
 from tallystick.commands.common import (
     ActorOption,
     CommandError,
@@ -26,7 +27,7 @@ from tallystick.commands.common import (
     cell,
     counted,
     group,
-    instant,
+    moment,
     note,
     plain,
     print_json,
@@ -38,6 +39,7 @@ from tallystick.commands.common import (
     show_one,
     with_connection,
 )
+from tallystick.roles import OPERATOR, WRITER
 
 if TYPE_CHECKING:
     from ingest.letters import Fix, Replayed
@@ -95,13 +97,7 @@ def _search(
 ) -> "Search":
     from ledger.dead_letters import Search
 
-    return Search(state.value, code, origin, tenant, source, owner, _at(since), _at(until), text)
-
-
-def _at(text: str | None) -> datetime | None:
-    from ledger.times import from_micros
-
-    return None if text is None else from_micros(instant(text, "UTC"))
+    return Search(state.value, code, origin, tenant, source, owner, moment(since), moment(until), text)
 
 
 # --- Searching --------------------------------------------------------------------------------------------------------
@@ -377,7 +373,7 @@ def replay_letters(
     """Release dead letters to be posted: as they are once the cause is gone, or mended under the same identity."""
     from ingest.letters import replay
     from ledger import dead_letters as letters
-    from tallystick.addresses import OPERATOR, WRITER, addresses
+    from tallystick.addresses import addresses
 
     search = _search(State.open, code, origin, tenant, source, owner, since, until, text)
     if where == bool(letter_ids):
@@ -399,33 +395,20 @@ def replay_letters(
 
     async def run(operator_url: str, writer_url: str) -> "list[Replayed]":
         async with await connect(operator_url, connect_timeout=10) as connection:
-            with _bar(len(wanted)) as advance:
+            with bar("dead letters", "letters", len(wanted)) as move:
                 return await replay(
-                    connection, writer_url, wanted, actor=acting(actor), reason=reason, fix=fix, on_done=advance
+                    connection,
+                    writer_url,
+                    wanted,
+                    actor=acting(actor),
+                    reason=reason,
+                    fix=fix,
+                    on_done=lambda _: move(1),
                 )
 
     with addresses(settings()) as found:
         done = asyncio.run(run(found.url_for(OPERATOR), found.url_for(WRITER)))
     _tell(done, format)
-
-
-def _bar(total: int) -> Any:
-    """A progress bar where there is more to wait for than a moment; gives what to call after each letter."""
-    from contextlib import contextmanager, nullcontext
-
-    if total < 2 or not sys.stderr.isatty():
-        return nullcontext(lambda _: None)
-
-    @contextmanager
-    def bar() -> Any:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True)) as bars:
-            task = bars.add_task("dead letters", total=total)
-            yield lambda _: bars.update(task, advance=1)
-
-    return bar()
 
 
 def _fix(

@@ -14,6 +14,7 @@ from tallystick.commands.common import (
     FormatOption,
     NeededReason,
     ReasonOption,
+    TenantArgument,
     acting,
     cell,
     group,
@@ -42,8 +43,6 @@ entities = group("Entities: who issues invoices.")
 sources = group("Sources: who may report usage, and for whom.")
 accounts = group("Provider accounts: what providers bill.")
 models = group("Models: canonical ids, exact aliases and limits.")
-
-TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -12,8 +12,12 @@ from tallystick.commands.common import (
     CommandError,
     Format,
     FormatOption,
+    MonthArgument,
     NeededReason,
+    OfMonthOption,
+    OfTenantOption,
     ReasonOption,
+    TenantArgument,
     acting,
     cell,
     counted,
@@ -40,9 +44,6 @@ if TYPE_CHECKING:
 
 period = group("Periods: the months of each tenant, closed by a person, sealed, and opened again as a recorded act.")
 
-MonthArgument = Annotated[str, typer.Argument(metavar="MONTH", help="Such as 2026-11.")]
-TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file, under both numbers of the noun."""
@@ -52,8 +53,8 @@ def register(app: typer.Typer) -> None:
 
 @period.command("list")
 def list_periods(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
-    of_month: Annotated[str | None, typer.Option("--month", help="Of this month only, such as 2026-11.")] = None,
+    tenant: OfTenantOption = None,
+    of_month: OfMonthOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """List the months of tenants, when each begins and ends, and until when late usage enters it."""
@@ -254,7 +255,7 @@ def _say_partitions(closed: "Sequence[date]", busy: "Sequence[date]") -> None:
 
 @period.command("seal")
 def seal_periods(
-    of_month: Annotated[str | None, typer.Option("--month", help="Of this month only, such as 2026-11.")] = None,
+    of_month: OfMonthOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Make the seals that closed months lack, after a close that was interrupted; the scheduler does so by itself."""

@@ -15,6 +15,7 @@ import typer
 from tallystick.commands.common import (
     CommandError,
     TableFormat,
+    digits,
     group,
     instant,
     note,
@@ -128,13 +129,7 @@ _COLUMNS = (
 
 def _cells(row: Row) -> list[str]:
     values: Iterable[Any] = (getattr(row, name) for name in _COLUMNS)
-    return ["" if value is None else _digits(value) if isinstance(value, Decimal) else str(value) for value in values]
-
-
-def _digits(value: Decimal) -> str:
-    from ledger.price_book import plain
-
-    return plain(value)
+    return ["" if value is None else digits(value) if isinstance(value, Decimal) else str(value) for value in values]
 
 
 def _write_csv(rows: list[Row]) -> None:
@@ -161,7 +156,7 @@ def _print(report: Report, rows: list[Row]) -> None:
     shown = []
     for row in listed[:_SHOWN_MAX]:
         where = " ".join(filter(None, [row.tier, f"above {row.above:,}" if row.above else None]))
-        texts = ["" if value is None else _digits(value) for value in (row.ours, row.theirs, row.before)]
+        texts = ["" if value is None else digits(value) for value in (row.ours, row.theirs, row.before)]
         shown.append(
             [
                 row.provider,

@@ -5,14 +5,13 @@ from typing import Annotated
 
 import typer
 
-from ledger.times import from_micros
 from tallystick.commands.common import (
     CommandError,
     Format,
     FormatOption,
     counted,
     group,
-    instant,
+    moment,
     note,
     plain,
     print_json,
@@ -20,6 +19,7 @@ from tallystick.commands.common import (
     say,
     settings,
 )
+from tallystick.roles import ANALYST, OPERATOR, ROLLUP
 
 events = group("The usage event contract.")
 heads = group("Chain heads: published where the database's administrator cannot write.")
@@ -43,7 +43,7 @@ def rollup(
 ) -> None:
     """Add to each mart the batches that it has not consumed yet."""
     from tallystick import rollup as dbt
-    from tallystick.addresses import ROLLUP, addresses
+    from tallystick.addresses import addresses
 
     options = settings()
     with addresses(options) as found:
@@ -69,7 +69,7 @@ def check(
     format: FormatOption = Format.table,
 ) -> None:
     """Look at what arrived: volume, delay, mix, prices, usage, dead letters; fail if somebody must act."""
-    from tallystick.addresses import ANALYST, addresses
+    from tallystick.addresses import addresses
     from tallystick.checks import run_checks
 
     with addresses(settings()) as found:
@@ -98,7 +98,7 @@ def verify(
 ) -> None:
     """Recompute chain, keys, requests, budgets and marts from the ledger; fail if anything differs."""
     from tallystick import verify as proofs
-    from tallystick.addresses import OPERATOR, addresses
+    from tallystick.addresses import addresses
 
     options = settings()
     default = options.published_heads
@@ -108,7 +108,7 @@ def verify(
         proof = proofs.verify(
             found.url_for(OPERATOR),
             heads=file,
-            since=None if since is None else from_micros(instant(since, "UTC")),
+            since=moment(since),
         )
     if format is Format.json:
         print_json({**plain(proof), "seconds": f"{proof.seconds:.3f}", "ok": proof.ok})
@@ -130,7 +130,7 @@ def verify(
 @heads.command("publish")
 def publish_heads(format: FormatOption = Format.table) -> None:
     """Append the heads that moved to the file, which the scheduler does every minute."""
-    from tallystick.addresses import OPERATOR, addresses
+    from tallystick.addresses import addresses
     from tallystick.verify import publish_heads as publish
 
     options = settings()

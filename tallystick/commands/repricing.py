@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tallystick.commands.common import (
     ActorOption,
-    CommandError,
+    CommitOption,
     Format,
     FormatOption,
+    OfTenantOption,
     ReasonOption,
     acting,
+    digits,
     instant,
+    need_reason,
     note,
+    plain,
     print_json,
     say,
     show,
@@ -23,16 +26,16 @@ from tallystick.commands.common import (
     with_connections,
 )
 from tallystick.commands.prices import prices
+from tallystick.roles import OPERATOR, WRITER
 
 if TYPE_CHECKING:
     from ledger.database import Connection
-    from ledger.repricing import Effect, Preview, Repriced, Scope
+    from ledger.repricing import Preview, Repriced, Scope
 
 SinceOption = Annotated[
     str | None, typer.Option("--since", help="Usage from this day (UTC) or RFC 3339 time on; left out, all.")
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", help="Usage before this day or time.")]
-TenantOption = Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Of this model only: canonical or as reported.")]
 
 
@@ -44,9 +47,9 @@ def register(app: typer.Typer) -> None:
 def reprice(
     since: SinceOption = None,
     until: UntilOption = None,
-    tenant: TenantOption = None,
+    tenant: OfTenantOption = None,
     model: ModelOption = None,
-    commit: Annotated[bool, typer.Option("--commit", help="Post it; without this it is only shown.")] = False,
+    commit: CommitOption = False,
     reason: ReasonOption = None,
     actor: ActorOption = None,
     format: FormatOption = Format.table,
@@ -54,18 +57,16 @@ def reprice(
     """Show what was priced otherwise than by today's book, and post the difference with --commit --reason."""
     from ledger import repricing
 
-    if commit and not reason:
-        raise CommandError("--commit needs --reason: the entries carry it")
+    why = need_reason(reason) if commit else ""
     scope = _scope(since, until, tenant, model)
 
     async def work(operator: Connection, writer: Connection) -> tuple[Preview, Repriced | None]:
         found = await repricing.preview(operator, scope)
         if not commit or not (found.requests or found.fees):
             return found, None
-        assert reason is not None, "checked above"
-        return found, await repricing.reprice(operator, writer, scope, actor=acting(actor), reason=reason)
+        return found, await repricing.reprice(operator, writer, scope, actor=acting(actor), reason=why)
 
-    found, done = with_connections(work, "tallystick_operator", "tallystick_writer")
+    found, done = with_connections(work, OPERATOR, WRITER)
     if format is Format.json:
         print_json(
             {
@@ -74,7 +75,7 @@ def reprice(
                 "entries": found.entries,
                 "fees": found.fees,
                 "unclear": found.unclear,
-                "effects": [{**_plain(effect), "difference": effect.difference} for effect in found.effects],
+                "effects": [{**plain(effect), "difference": effect.difference} for effect in found.effects],
                 "posted": done,
             }
         )
@@ -86,9 +87,9 @@ def reprice(
             "book": None,
             "currency": None,
             "requests": None,
-            "before": lambda each: _digits(each.before),
-            "after": lambda each: _digits(each.after),
-            "difference": lambda each: _digits(each.difference),
+            "before": lambda each: digits(each.before),
+            "after": lambda each: digits(each.after),
+            "difference": lambda each: digits(each.difference),
             "now priced": lambda each: each.priced,
             "now unpriced": lambda each: each.unpriced,
         }
@@ -112,7 +113,7 @@ def known_at(
     at: Annotated[str, typer.Argument(metavar="INSTANT", help="A day (UTC) or RFC 3339 time.")],
     since: SinceOption = None,
     until: UntilOption = None,
-    tenant: TenantOption = None,
+    tenant: OfTenantOption = None,
     model: ModelOption = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -127,7 +128,7 @@ def known_at(
         "month": lambda each: f"{each.month:%Y-%m}",
         "book": None,
         "currency": None,
-        "amount": lambda each: _digits(each.amount),
+        "amount": lambda each: digits(each.amount),
         "requests": None,
         "unpriced": None,
     }
@@ -143,15 +144,3 @@ def _scope(since: str | None, until: str | None, tenant: str | None, model: str 
         tenant_id=tenant,
         model=model,
     )
-
-
-def _plain(effect: Effect) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(effect)
-
-
-def _digits(value: Decimal) -> str:
-    from ledger.price_book import plain
-
-    return plain(value)

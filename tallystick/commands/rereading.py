@@ -6,11 +6,12 @@ import typer
 
 from tallystick.commands.common import (
     ActorOption,
-    CommandError,
+    CommitOption,
     Format,
     FormatOption,
     acting,
     instant,
+    need_reason,
     note,
     plain,
     print_json,
@@ -19,6 +20,7 @@ from tallystick.commands.common import (
     with_connection,
 )
 from tallystick.commands.proofs import events
+from tallystick.roles import WRITER
 
 
 def register(app: typer.Typer) -> None:
@@ -32,17 +34,14 @@ def reread_usage(
     since: Annotated[
         str | None, typer.Option("--since", help="Leave out what occurred before: a date in UTC, or an RFC 3339 time.")
     ] = None,
-    commit: Annotated[
-        bool, typer.Option("--commit", help="Post the differences; without it they are only shown.")
-    ] = False,
+    commit: CommitOption = False,
     actor: ActorOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Read raw usage again that an older version of a flavour's record has read, and show or post what changes."""
     from ingest.rereading import lines_of, reread
 
-    if commit and not (reason or "").strip():
-        raise CommandError("--commit needs --reason: it stands on every entry")
+    why = need_reason(reason) if commit else "preview"
     found = with_connection(
         lambda connection: reread(
             connection,
@@ -50,9 +49,9 @@ def reread_usage(
             since=None if since is None else instant(since, "UTC"),
             keep=commit,
             actor=acting(actor),
-            reason=reason or "preview",
+            reason=why,
         ),
-        role="tallystick_writer",
+        role=WRITER,
     )
     if format is Format.json:
         print_json({**plain(found), "total": plain(found.total)})

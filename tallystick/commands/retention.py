@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from tallystick.commands.bars import bar
 from tallystick.commands.common import (
     ActorOption,
     Format,
     FormatOption,
+    MonthArgument,
     NeededReason,
     acting,
     counted,
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 retention = group("Retention: months that leave the ledger and come back to be read, and what has an age limit.")
-
-MonthArgument = Annotated[str, typer.Argument(metavar="MONTH", help="Such as 2026-11.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -179,10 +179,5 @@ def _rows_of(of_month: str) -> int:
 def _with_bar(
     what: str, total: int, work: "Callable[[Callable[[int], None]], Callable[[Connection], Awaitable[Result]]]"
 ) -> Result:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(what, total=total)
-        return with_connection(work(lambda rows: bars.advance(task, rows)))
+    with bar(what, "rows", total) as move:
+        return with_connection(work(move))

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tallystick.commands.bars import bar
 from tallystick.commands.common import CommandError, counted, say, second_person_acts, settings
+from tallystick.roles import API, OPERATOR, WRITER
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import TaskID
 
 
 def register(app: typer.Typer) -> None:
@@ -62,9 +63,6 @@ def replay(
     pack: Annotated[int, typer.Option(min=1, max=5000, help="Events in a message.")] = 100,
 ) -> None:
     """Send files of usage through Kafka: the broker of a running `tallystick up`, or TALLYSTICK_KAFKA."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from ingest.replay import events_of, load_plan, packs, send
     from tallystick.settings import CHECKOUT
     from tallystick.stack import running
@@ -76,15 +74,10 @@ def replay(
     bootstrap, topic = (stack.kafka, stack.topic) if stack else (str(options.kafka), options.usage_topic)
     planned = load_plan(plan or CHECKOUT / "data" / "demo" / "plan.json")
     sent = 0
-    with Progress(console=Console(stderr=True)) as bars:
-        for file in files:
-            events = list(events_of(file, planned))
-            task = bars.add_task(file.name, total=len(events))
-
-            def advance(count: int, task: "TaskID" = task) -> None:
-                bars.update(task, advance=count)
-
-            sent += send(bootstrap, topic, packs(events, pack), advance)
+    for file in files:
+        events = list(events_of(file, planned))
+        with bar(file.name, "events", len(events)) as move:
+            sent += send(bootstrap, topic, packs(events, pack), move)
     say(f"{counted(sent, 'event')} sent; the worker posts them")
 
 
@@ -99,7 +92,7 @@ def _console() -> "Console":
 def worker() -> None:
     """Read usage events from Kafka and post them."""
     from ingest.app import WorkerConfig, run
-    from tallystick.addresses import WRITER, addresses
+    from tallystick.addresses import addresses
 
     options = settings()
     if options.kafka is None:
@@ -133,7 +126,7 @@ def api() -> None:
     from api.config import Config
     from api.server import serve
     from migrations.run import newest_revision
-    from tallystick.addresses import API, OPERATOR, WRITER, NoAddress, addresses
+    from tallystick.addresses import NoAddress, addresses
 
     options = settings()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tallystick.commands.common import CommandError, TableFormat, note, print_table, safe, with_connection
+from tallystick.roles import ANALYST
 
 if TYPE_CHECKING:
     from psycopg.abc import AdaptContext
@@ -57,7 +58,7 @@ def sql(
         else:
             await _run_all(connection, statements, format, rows, seconds)
 
-    with_connection(work, role="tallystick_analyst", context=_texts())
+    with_connection(work, role=ANALYST, context=_texts())
 
 
 # --- Where one statement ends ------------------------------------------------------------------------------------------

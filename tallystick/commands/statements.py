@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from tallystick.commands.common import Format, FormatOption, group, instant, note, now, show, with_connection
+from tallystick.commands.common import (
+    Format,
+    FormatOption,
+    OfTenantOption,
+    group,
+    instant,
+    note,
+    now,
+    show,
+    with_connection,
+)
 
 statements = group("Statements: reports of one request that disagree, and one answer under several requests.")
 
@@ -15,7 +25,6 @@ _DAYS = 30
 SinceOption = Annotated[
     str | None, typer.Option("--since", help=f"From this day (UTC) or RFC 3339 time on; left out, {_DAYS} days back.")
 ]
-TenantOption = Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")]
 
 
@@ -31,7 +40,7 @@ def _since(text: str | None) -> int:
 @statements.command("differ")
 def differ(
     since: SinceOption = None,
-    tenant: TenantOption = None,
+    tenant: OfTenantOption = None,
     limit: LimitOption = 100,
     format: FormatOption = Format.table,
 ) -> None:
@@ -66,7 +75,7 @@ def _differing(stood: dict[str, int], said: dict[str, int]) -> str:
 @statements.command("shared-responses")
 def shared_responses(
     since: SinceOption = None,
-    tenant: TenantOption = None,
+    tenant: OfTenantOption = None,
     limit: LimitOption = 100,
     format: FormatOption = Format.table,
 ) -> None:

@@ -12,6 +12,7 @@ from tallystick.commands.common import (
     Format,
     FormatOption,
     NeededReason,
+    OfTenantOption,
     ReasonOption,
     acting,
     counted,
@@ -73,7 +74,7 @@ def add_endpoint(
 
 @webhooks.command("list")
 def list_endpoints(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Those of this tenant only.")] = None,
+    tenant: OfTenantOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """List receivers, and those that fail or are disabled."""
@@ -98,7 +99,8 @@ def try_endpoint(endpoint: EndpointArgument, actor: ActorOption = None, format: 
     import asyncio
 
     from quotas import webhooks as rules
-    from tallystick.addresses import OPERATOR, addresses
+    from tallystick.addresses import addresses
+    from tallystick.roles import OPERATOR
 
     async def work(url: str) -> rules.Delivery:
         from ledger.database import connect

@@ -10,7 +10,8 @@ import pytest
 
 from migrations import run
 from migrations.run import migrate
-from tallystick.addresses import ROLES, BadAddress, NoAddress, addresses, configured
+from tallystick.addresses import BadAddress, NoAddress, addresses, configured
+from tallystick.roles import ROLES
 from tallystick.settings import Settings
 from tests.support.databases import Database
 
