@@ -418,7 +418,6 @@ def read_table(path: Path, kind: str) -> pl.DataFrame:
 
 
 _TOP: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TYPE: Final = msgspec.json.encode(USAGE_TYPE)
 
 
 def _event_rows(path: Path, source: str) -> Iterator[list[FileRow]]:

@@ -102,11 +102,6 @@ def event_bodies(body: bytes, *, is_lines: bool = False) -> list[bytes]:
     return [piece.raw for piece in pieces_of(body, is_lines)]
 
 
-def event_bytes(body: bytes, place: int, *, is_lines: bool = False) -> bytes:
-    """Return the bytes of the event that became item number `place`."""
-    return event_bodies(body, is_lines=is_lines)[place]
-
-
 def event_ids(body: bytes, *, is_lines: bool = False) -> list[str | None]:
     """Return the id of each event of a message, numbered likewise; None where it cannot be read."""
     if not is_lines and body.lstrip(BLANK)[:1] == b"[":
@@ -489,7 +484,6 @@ class _Desk:
             parts,
             status,
             claims_request,
-            data.lane == "batch",
             data.user_hash,
             data.tags,
             data.attempt,

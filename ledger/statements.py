@@ -111,7 +111,6 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
     status: str
     claims_request: bool = True
     """False for `in_progress` without usage: it is kept as evidence and nothing more."""
-    batch_lane: bool = False
     subject_hash: str | None = None
     """The sender's hash of its user; entries hold the id that `ledger.subjects` gives it."""
     tags: Mapping[str, str] | None = None

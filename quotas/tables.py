@@ -47,7 +47,6 @@ STATES: Final = (
     "voided",  # given back by the caller
     "expired",  # given back by the sweep: nobody spoke of it in time
 )
-OPEN_STATES: Final = ("held", "awaiting_entry")
 
 budgets = sa.Table(
     "budgets",

@@ -59,6 +59,16 @@ def test_every_room_has_a_page() -> None:
         assert (CHECKOUT / room / "README.md").read_text().startswith("# "), room
 
 
+def test_every_file_of_a_room_stands_on_its_pages() -> None:
+    """Whoever opens a room for the first time finds there what each file is for."""
+    missing = []
+    for room in ("tallystick", "api", "ingest", "quotas", "ledger"):
+        text = "".join(page.read_text() for page in (CHECKOUT / room).glob("*.md"))
+        names = [path.name for path in TRACKED if path.suffix == ".py" and path.parent == CHECKOUT / room]
+        missing += [f"{room}/{name}" for name in names if not name.startswith("__") and f"`{name}`" not in text]
+    assert missing == []
+
+
 def test_pointers_in_pages_lead_somewhere() -> None:
     for page in (path for path in TRACKED if path.suffix == ".md"):
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):

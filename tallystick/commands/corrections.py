@@ -16,7 +16,6 @@ from tallystick.commands.common import (
     NeededReason,
     OfTenantOption,
     ReasonOption,
-    TenantArgument,
     acting,
     amount,
     digits,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 
 corrections = group("Corrections: what a person changes about a request, as new entries with a reason.")
 
+SentTenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant, as sent.")]
 RequestArgument = Annotated[str, typer.Argument(metavar="REQUEST", help="The request id, as its reports name it.")]
 IdOption = Annotated[
     str | None,
@@ -56,7 +56,7 @@ def register(app: typer.Typer) -> None:
 
 @corrections.command("reverse")
 def reverse(
-    tenant: TenantArgument,
+    tenant: SentTenantArgument,
     request: RequestArgument,
     fee: Annotated[
         bool, typer.Option("--fee", help="REQUEST names an operation: reverse its fee, and no call.")
@@ -79,7 +79,7 @@ def reverse(
 
 @corrections.command("adjust")
 def adjust(
-    tenant: TenantArgument,
+    tenant: SentTenantArgument,
     request: RequestArgument,
     count: Annotated[
         list[str] | None,

@@ -16,7 +16,6 @@ from ingest.refusals import REASONS
 from ingest.usage_events import (
     Speaker,
     event_bodies,
-    event_bytes,
     event_ids,
     events_json_schema,
     read_events,
@@ -98,7 +97,7 @@ def test_an_event_becomes_a_statement() -> None:
     assert read_statement.parts == (
         Part("m-sub", "m-sub", {"uncached_input_tokens": 100, "visible_output_tokens": 10}),
     )
-    assert (read_statement.tags, read_statement.batch_lane, read_statement.attempt) == ({"team": "search"}, True, 2)
+    assert (read_statement.tags, read_statement.attempt) == ({"team": "search"}, 2)
     assert (read_statement.subject_hash, read_statement.latency_ms) == ("u-1", 812)
     assert read_statement.raw_usage == b'{"completion_tokens":10,"prompt_tokens":100,"total_tokens":110}'
     assert read_statement.refused_if_new is None
@@ -712,7 +711,7 @@ def test_what_can_be_told_apart_is_read(body: bytes, reasons: list[str | None]) 
     assert [reason(item) for item in items] == reasons
     for place, item in enumerate(items):
         if isinstance(item, DeadLetter):
-            assert event_bytes(body, place) == item.body
+            assert event_bodies(body)[place] == item.body
             assert item.body in body
 
 
@@ -721,7 +720,7 @@ def test_lines_are_read_alone() -> None:
     assert [reason(item) for item in read_ndjson(body, PARTIES, NOW)] == [None, "invalid_json", None]
     assert read_ndjson(encoded("a"), PARTIES, NOW) == read_events(encoded("a"), PARTIES, NOW)
     assert [reason(item) for item in read_ndjson(b"\n", PARTIES, NOW)] == ["empty_message"]
-    assert event_bytes(body, 2, is_lines=True) == encoded("b")
+    assert event_bodies(body, is_lines=True)[2] == encoded("b")
 
 
 def test_a_bad_neighbour_changes_nothing_for_an_event() -> None:
@@ -985,9 +984,9 @@ def test_every_flavour_says_where_it_was_read() -> None:
     assert all(flavour.source and name == flavour.name == name.lower() for name, flavour in FLAVOURS.items())
 
 
-def test_the_readme_lists_every_reason_and_flavour() -> None:
-    readme = (Path(__file__).parents[2] / "ingest" / "README.md").read_text()
-    listed = [line for line in readme.splitlines() if line.startswith("| `")]
+def test_the_pages_list_every_reason_and_flavour() -> None:
+    pages = [Path(__file__).parents[2] / "ingest" / name for name in ("README.md", "flavours.md")]
+    listed = [line for page in pages for line in page.read_text().splitlines() if line.startswith("| `")]
     reasons = [line for line in listed if line.split("`")[1] in REASONS]
     assert reasons == [f"| `{code}` | {text} |" for code, text in REASONS.items()]
     assert [line.split("`")[1] for line in listed if line.split("`")[1] in FLAVOURS] == list(FLAVOURS)

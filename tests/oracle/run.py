@@ -130,7 +130,7 @@ _FOLDS: Final = {
 
 
 def flavour_lines() -> list[str]:
-    """Return the table of flavours as it stands in ingest/README.md."""
+    """Return the table of flavours as it stands in ingest/flavours.md."""
     return [
         "| flavour | written by | a stream's frames | recorded responses | priced expectations |",
         "| --- | --- | --- | --- | --- |",

@@ -14,7 +14,7 @@ from tests.oracle import run
 from tests.oracle.corpus import Expectation, expectations, recordings
 from tests.oracle.run import bill, faults, flavour_lines, judge_expectations, judge_recordings, reviewed
 
-README = Path(__file__).parents[2] / "ingest" / "README.md"
+PAGE = Path(__file__).parents[2] / "ingest" / "flavours.md"
 
 
 def test_nothing_of_the_corpus_is_unexplained() -> None:
@@ -30,8 +30,8 @@ def test_the_reviewed_table_names_a_rule_a_field_and_a_reason_once_each() -> Non
     assert set(places.values()) == {1}
 
 
-def test_the_readme_holds_the_table_that_the_oracle_prints() -> None:
-    assert "\n".join(flavour_lines()) in README.read_text()
+def test_the_page_holds_the_table_that_the_oracle_prints() -> None:
+    assert "\n".join(flavour_lines()) in PAGE.read_text()
 
 
 def test_every_flavour_was_read_from_a_recording_or_says_that_there_is_none() -> None:

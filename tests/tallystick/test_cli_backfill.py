@@ -12,7 +12,7 @@ from tests.support.ledger import Ledger
 from tests.tallystick.commands import Commands
 
 CHECKOUT = Path(__file__).parent.parent.parent
-PAGE = CHECKOUT / "ingest" / "README.md"
+PAGE = CHECKOUT / "ingest" / "backfills.md"
 
 
 @pytest.fixture
