@@ -29,7 +29,9 @@ grant select on ledger.versions, ledger.tenants, ledger.tenant_versions, ledger.
     ledger.source_tenants, ledger.provider_accounts, ledger.models, ledger.model_aliases, ledger.model_name_rules,
     ledger.periods, ledger.cards, ledger.exchange_rates
     to tallystick_writer;
-grant select on ledger.loads, ledger.load_rows to tallystick_writer;
+grant select on ledger.loads to tallystick_writer;
+-- An earlier version let it read staged events, which the operator hands it.
+revoke select on ledger.load_rows from tallystick_writer;
 -- An earlier version let it read the hashes of keys, which only the API looks up.
 revoke select on ledger.api_keys from tallystick_writer;
 grant usage on sequence ledger.batches_batch_id_seq to tallystick_writer;
