@@ -162,6 +162,30 @@ async def test_budgets_change_while_usage_is_posted_and_lose_nothing(ledger: Led
     assert ledger.value("select deadlocks from pg_stat_database where datname = current_database()") == 0
 
 
+# Budgets whose row is not what their newest version says, term by term, and limits of groups.
+OUT_OF_STEP = """
+select b.budget_id, v.terms
+from quotas.budgets as b
+cross join lateral (
+    select n.terms from quotas.budget_versions as n where n.budget_id = b.budget_id order by n.version desc limit 1
+) as v
+where
+    b.budget_id !~ '^totals-'
+    and (
+        select jsonb_object_agg(t.key, case when jsonb_typeof(t.value) = 'number' then to_jsonb(t.value::text) else t.value end)
+        from jsonb_each(to_jsonb(b)) as t
+        where v.terms ? t.key and t.key <> 'thresholds'
+    ) || jsonb_build_object(
+        'thresholds', to_jsonb(b.thresholds::text[]),
+        'group_limits',
+        coalesce(
+            (select jsonb_object_agg(g.group_key, g.limit_amount::text) from quotas.group_limits as g where g.budget_id = b.budget_id),
+            '{}'
+        )
+    ) is distinct from v.terms
+"""
+
+
 @settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     moves=st.lists(
@@ -201,6 +225,7 @@ async def test_the_changes_of_each_groups_excess_sum_to_it_however_its_limits_mo
                 terms = {"group_limits": [GroupLimit(group={"feature": what}, limit=amount(value))]}
             await budgets.change_budget(connection, "test", "b", Changes(terms=terms))
     assert differences(ledger) == []
+    assert ledger.rows(OUT_OF_STEP) == []
     broken = ledger.rows(
         """
         select w.group_key, e.excess, l.amount
