@@ -5,7 +5,7 @@ lower count of a final request is accepted by it. A second run finds nothing to 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -19,13 +19,13 @@ from ingest.usage_events import read_event
 from ingest.wire import UsageData, UsageEvent, decode_any
 from ledger import feeds
 from ledger.books import Books, ensure_ids, load_books
-from ledger.database import Connection
+from ledger.database import Connection, record_act
 from ledger.entries import Standing, standing, tail
 from ledger.errors import Unknown
 from ledger.keys import EVENT, key
 from ledger.meters import COLUMN_METERS
 from ledger.money import EXACT
-from ledger.posting import Batch, Missing, Priced, Rows, post, prepare, standing_rows
+from ledger.posting import Batch, Missing, Posted, Priced, Rows, post, prepare, standing_rows
 from ledger.statements import DIMENSIONS, Refused, Statement
 from ledger.times import from_micros, micros
 from ledger.true_ups import fold, reported
@@ -111,14 +111,25 @@ async def reread(
         after = rows[-1].entry_id
         changed = await _changes(connection, books, rows, found, actor, reason)
         if held is not None and changed:
+            detail = {"flavour": flavour, "version": record.version, "requests": len(changed)}
             batch = Batch(
                 items=changed,
                 body_of=lambda index, said=changed: said[index].statement.raw_usage or b"",  # type: ignore[misc]
                 origin_of=lambda _: FEED,
                 versions=books.versions,
+                and_then=_noting(actor, detail, reason),
             )
             posted = await post(connection, held, batch, books)
             found.batch_ids.append(posted.batch_id)
+
+
+def _noting(actor: str, detail: Mapping[str, Any], reason: str) -> Callable[[Connection, Posted], Awaitable[None]]:
+    """Return what writes down the act in the transaction that posts."""
+
+    async def note(connection: Connection, posted: Posted) -> None:
+        await record_act(connection, actor, "events.reread", {**detail, "batch_id": posted.batch_id}, reason)
+
+    return note
 
 
 class _Row(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ run: parts that are whole are kept, and the month leaves in one transaction.
 import asyncio
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -296,7 +296,7 @@ async def export_month(
         done = taken
     failpoints.hit("retention.before_manifest")
     manifest = await _manifest(connection, month, parts, stated)
-    manifest_bytes = (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()
+    manifest_bytes = manifest_text(manifest)
     _write(home / "manifest.json", manifest_bytes)
     failpoints.hit("retention.before_noted")
     export = Export(
@@ -420,7 +420,6 @@ async def _manifest(
         for totals, stated_sums in zip(sums, pair, strict=True):
             for currency, amount in stated_sums.items():
                 totals[currency] = EXACT.add(totals.get(currency, Decimal(0)), Decimal(amount))
-    digests = "".join(f"{batch_id} {count} {digest.hex()}\n" for batch_id, count, digest in stated)
     return {
         "format": FORMAT,
         "table": "ledger.entries",
@@ -432,9 +431,20 @@ async def _manifest(
         "batch_count": len(stated),
         "cost_sums": {currency: f"{amount:f}" for currency, amount in sorted(sums[0].items())},
         "charge_sums": {currency: f"{amount:f}" for currency, amount in sorted(sums[1].items())},
-        "digests_sha256": sha256(digests.encode()).hexdigest(),
+        "digests_sha256": digests_hash(stated),
         "parts": list(parts),
     }
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> bytes:
+    """Return a manifest as it stands in its file, which is what its hash covers."""
+    return (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()
+
+
+def digests_hash(stated: Iterable[tuple[int, int, bytes]]) -> str:
+    """Return the SHA-256 over (batch id, row count, digest) of a month's batches, by batch id."""
+    lines = "".join(f"{batch_id} {count} {digest.hex()}\n" for batch_id, count, digest in stated)
+    return sha256(lines.encode()).hexdigest()
 
 
 def _sha256_of(path: Path) -> str:
