@@ -979,6 +979,55 @@ sequence_gaps = sa.Table(
     comment="One row per stretch of numbers that is missing between those that came; late arrivals take it away.",
 )
 
+proof_marks = sa.Table(
+    "proof_marks",
+    metadata,
+    sa.Column("feed_id", sa.Integer, sa.ForeignKey("ledger.feeds.feed_id"), primary_key=True, comment="Which feed."),
+    sa.Column("number", sa.BigInteger, nullable=False, comment="The last of its batches that was added."),
+    comment="How far the entries have been added to ledger.proof_totals, by feed.",
+)
+
+proof_totals = sa.Table(
+    "proof_totals",
+    metadata,
+    sa.Column("tenant_id", sa.Text, primary_key=True, comment="Who pays."),
+    sa.Column("month", sa.Date, primary_key=True, comment="Month of the usage in the tenant's zone, its first day."),
+    sa.Column("cost_currency", sa.Text, primary_key=True, comment="Empty where there is no cost."),
+    sa.Column("charge_currency", sa.Text, primary_key=True, comment="Empty where there is no charge."),
+    sa.Column("cost_amount", Amount, nullable=False, comment="What we owe providers, unrounded."),
+    sa.Column("charge_amount", Amount, nullable=False, comment="What the tenant owes, unrounded."),
+    sa.Column("request_count", sa.BigInteger, nullable=False, comment="Requests, each once."),
+    sa.Column("input_tokens", sa.BigInteger, nullable=False, comment="Tokens in."),
+    sa.Column("output_tokens", sa.BigInteger, nullable=False, comment="Tokens out."),
+    sa.Column("moved_at", Instant, nullable=False, comment="When entries were last added, by the database's clock."),
+    comment="One row per tenant, local month and currencies: the sums of all entries up to the marks, whose rows may be gone.",
+)
+
+proofs = sa.Table(
+    "proofs",
+    metadata,
+    sa.Column("proof_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of proofs."),
+    sa.Column(
+        "kind",
+        sa.Text,
+        nullable=False,
+        comment="standing: totals of budgets, ledger and marts against each other; whole: everything made again.",
+    ),
+    sa.Column("started_at", Instant, nullable=False, comment="From when on it looked."),
+    sa.Column(
+        "ended_at", Instant, nullable=False, server_default=now(), comment="When it was done, by the database's clock."
+    ),
+    sa.Column("every_seconds", sa.Numeric, comment="The pause that was set: silence is longer. Null by hand."),
+    sa.Column("up_to", JSONB, nullable=False, comment="{feed: number of the last batch that it saw}."),
+    sa.Column("difference_count", sa.Integer, nullable=False, comment="What does not hold; zero is the only good one."),
+    sa.Column("differences", JSONB, nullable=False, comment="[{part, text}], the first of each part, in words."),
+    sa.Column("notes", JSONB, nullable=False, comment="[text]: what could not be compared."),
+    one_of("kind", "standing", "whole"),
+    # Serves the last proof of a kind: checks, metrics, and whether the nightly one is due.
+    sa.Index("ix_proofs_kind_proof_id", "kind", "proof_id"),
+    comment="One row per proof and its result. Standing ones without a difference are kept for two days, all others for good.",
+)
+
 canary_beats = sa.Table(
     "canary_beats",
     metadata,

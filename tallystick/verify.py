@@ -7,7 +7,8 @@ file selects what is broken, in words, and no row means that it holds.
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -18,15 +19,17 @@ from typing import Any, Final
 
 import psycopg
 
-from ledger import chain, seals
+from ledger import chain, proofs, seals
+from ledger.database import Connection as AsyncConnection
 from ledger.entries import COLUMNS
 from ledger.posting import ROWS_PER_BATCH
+from ledger.retention import digests_hash, manifest_text
 from tallystick.addresses import libpq_url
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 PROOFS: Final = Path(__file__).parent / "proofs"
-PARTS: Final = ("batches", "keys", "requests", "budgets", "excess", "totals", "lines")
+PARTS: Final = ("batches", "keys", "requests", "budgets", "excess", "totals", "lines", "acts")
 FAILURES_NAMED_MAX: Final = 20
 """Of each part; one change of a row breaks several proofs, and a lost partition all of them."""
 DIGESTS_AT_ONCE: Final = 2_000
@@ -60,7 +63,7 @@ class Failure:
     """One thing that does not hold."""
 
     part: str
-    """chain, batches, keys, requests, budgets, excess, totals, lines, seals, marts or heads."""
+    """chain, batches, keys, requests, budgets, excess, totals, lines, acts, seals, marts or heads."""
     text: str
 
 
@@ -74,6 +77,9 @@ class Proof:
     """How many batches, entries, keys, requests, windows and mart rows were held against each other."""
     notes: list[str]
     """What could not be compared yet, such as marts that no run has made."""
+    started_at: datetime
+    up_to: Mapping[str, int]
+    """The last batch of each feed that was there."""
     seconds: float
 
     @property
@@ -86,6 +92,8 @@ class _Scope:
     """What is looked at: every batch from one on."""
 
     first_batch: int = 0
+    gone: Sequence[date] = ()
+    """Months whose rows have left the ledger: their digests, keys and seals stand for them."""
 
     @property
     def entries(self) -> str:
@@ -98,8 +106,25 @@ class _Scope:
             f" on e.posting_period = p.posting_period and e.entry_id >= {self.first_batch * ROWS_PER_BATCH})"
         )
 
+    @property
+    def foldable_from(self) -> date:
+        """The first day of which all rows are here: late usage is posted in its own month or a later one, never an earlier."""
+        if not self.gone:
+            return date(1, 1, 1)
+        last = max(self.gone)
+        return date(last.year + last.month // 12, last.month % 12 + 1, 1)
+
     def filled(self, statement: str) -> str:
-        return statement.replace("{entries}", self.entries).replace("{first_batch}", str(self.first_batch))
+        months = ", ".join(f"date '{month.isoformat()}'" for month in self.gone)
+        texts = {
+            "entries": self.entries,
+            "first_batch": str(self.first_batch),
+            "gone": f"array[{months}]::date[]",
+            "foldable_from": f"date '{self.foldable_from.isoformat()}'",
+        }
+        for name, text in texts.items():
+            statement = statement.replace(f"{{{name}}}", text)
+        return statement
 
 
 def verify(
@@ -115,44 +140,72 @@ def verify(
     seals and marts are about the whole ledger. `url` logs in as tallystick_operator, or as somebody who may read as much. Memory
     stays bounded whatever the ledger's size; time is linear, since every row is read several times.
     """
-    started = time.monotonic()
+    started, started_at = time.monotonic(), datetime.now(UTC)
     told = on_part or (lambda part: None)
     failures: list[Failure] = []
     notes: list[str] = []
-    with _snapshot(url) as connection:
-        scope = _scope(connection, since)
+    with _snapshot(url) as connection, ThreadPoolExecutor(max_workers=1) as beside:
         told("chain")
-        failures += _named("chain", _broken_chain(connection, scope))
-        failures += _named("chain", _broken_digests(connection, scope))
+        # The rows are hashed beside the statements, by a connection that sees the very same.
+        row = connection.execute("select pg_export_snapshot()").fetchone()
+        assert row is not None
+        scope = _scope(connection, since)
+        hashed = beside.submit(_hashed, url, row[0], scope)
         for part in ("batches", "keys", "lines") if scope.first_batch else PARTS:
             told(part)
             failures += _broken(connection, part, scope.filled((PROOFS / f"{part}.sql").read_text()))
         if scope.first_batch:
-            notes.append("requests, budgets, seals and marts are about the whole ledger, and were not looked at")
+            notes.append("requests, budgets, acts, seals and marts are about the whole ledger, and were not looked at")
         else:
             told("seals")
-            failures += _named("seals", _broken_seals(connection))
+            failures += _named("seals", _broken_seals(connection, scope))
             notes += _unsealed(connection)
+            notes += _retired(scope)
             told("marts")
-            mart_failures, mart_notes = _broken_marts(connection)
+            mart_failures, mart_notes = _broken_marts(connection, scope)
             failures += mart_failures
             notes += mart_notes
         if heads is not None:
             told("heads")
             failures += _named("heads", _broken_heads(connection, heads))
+        failures = [*hashed.result(), *failures]
         checked = _sizes(connection, scope)
-    return Proof(failures, checked, notes, time.monotonic() - started)
+        up_to: dict[str, int] = dict(
+            connection.execute("select name, last_number from ledger.feeds where last_number > 0 order by 1").fetchall()
+        )
+    return Proof(failures, checked, notes, started_at, up_to, time.monotonic() - started)
+
+
+async def note(connection: AsyncConnection, proof: Proof, *, every_seconds: float | None = None) -> None:
+    """Write down the result of a proof of everything, for checks and metrics; `connection` is the operator's."""
+    async with connection.transaction():
+        await proofs.note_proof(
+            connection,
+            "whole",
+            started_at=proof.started_at,
+            up_to=proof.up_to,
+            difference_count=len(proof.failures),
+            differences=[proofs.Difference(failure.part, failure.text) for failure in proof.failures],
+            notes=proof.notes,
+            every_seconds=every_seconds,
+        )
 
 
 def _scope(connection: Connection, since: datetime | None) -> _Scope:
+    gone = [
+        month
+        for (month,) in connection.execute(
+            "select posting_period from ledger.retired_months where not is_readable order by 1"
+        )
+    ]
     if since is None:
-        return _Scope()
+        return _Scope(gone=gone)
     row = connection.execute(
         "select coalesce(min(batch_id) filter (where recorded_at >= %s), max(batch_id) + 1, 0) from ledger.batches",
         [since],
     ).fetchone()
     assert row is not None
-    return _Scope(row[0])
+    return _Scope(row[0], gone)
 
 
 def _connect(url: str) -> Connection:
@@ -172,7 +225,19 @@ def _snapshot(url: str) -> Iterator[Connection]:
         connection.execute("begin isolation level repeatable read read only")
         # Compiling pays off for none of the statements: they are few, and most of their time is in reading.
         connection.execute("set local jit = off")
+        # Of each sort and hash, and of each worker that takes part in one; what is larger goes to disk.
+        connection.execute("set local work_mem = '64MB'")
         yield connection
+
+
+def _hashed(url: str, snapshot: str, scope: _Scope) -> list[Failure]:
+    """Prove the chain, in a snapshot that another connection holds."""
+    with _snapshot(url) as connection:
+        connection.execute(f"set transaction snapshot '{snapshot}'".encode())
+        return [
+            *_named("chain", _broken_chain(connection, scope)),
+            *_named("chain", _broken_digests(connection, scope)),
+        ]
 
 
 def _named(part: str, texts: Iterable[str]) -> list[Failure]:
@@ -281,6 +346,9 @@ def _broken_digests(connection: Connection, scope: _Scope) -> Iterator[str]:
         [scope.first_batch, scope.first_batch],
     ).fetchall()
     for (period,) in periods:
+        if period in scope.gone:
+            # The batch's hash covers the digest, which was held against the rows before they left.
+            continue
         after = scope.first_batch - 1
         while True:
             listed = connection.execute(
@@ -356,28 +424,17 @@ def _first_difference(connection: Connection, period: date, batch_id: int) -> st
 # --- Marts ------------------------------------------------------------------------------------------------------------
 
 
-def _broken_seals(connection: Connection) -> Iterator[str]:
-    """Hold each seal against its own lines, and the one that counts against the rows of its month while they are here."""
+def _broken_seals(connection: Connection, scope: _Scope) -> Iterator[str]:
+    """Hold each seal against its own lines; the one that counts also against the rows of its month, or, where they have left,
+    against the digests and sums of the batches that wrote them.
+    """
     listed = connection.execute(
         "select s.tenant_id, s.posting_period, s.close_number, s.digest, s.line_count, s.row_count, s.request_count,"
-        " s.cost_sums, s.charge_sums, p.state = 'closed' and p.close_number = s.close_number,"
-        " ledger.is_retired(s.posting_period)"
+        " s.cost_sums, s.charge_sums, p.state = 'closed' and p.close_number = s.close_number"
         " from ledger.seals as s join ledger.periods as p using (tenant_id, posting_period) order by 1, 2, 3"
     ).fetchall()
     columns = ", ".join(seals.COLUMNS)
-    for (
-        tenant_id,
-        month,
-        number,
-        digest,
-        line_count,
-        row_count,
-        request_count,
-        cost,
-        charge,
-        counts,
-        is_retired,
-    ) in listed:
+    for tenant_id, month, number, digest, line_count, row_count, request_count, cost, charge, counts in listed:
         name = f"seal {number} of tenant {tenant_id} for {month:%Y-%m}"
         lines: list[seals.Line] = list(
             connection.execute(
@@ -391,25 +448,90 @@ def _broken_seals(connection: Connection) -> Iterator[str]:
         head = (line_count, row_count, request_count, cost, charge)
         if seals.head_of(lines) != head:
             yield f"{name}: its lines do not add up to it"
-        if counts and not is_retired:
+        if counts and month not in scope.gone:
             folded = connection.execute(
                 f"select {columns} from ledger.period_totals(%s, %s)".encode(), [tenant_id, month]
             ).fetchall()
             texts = [[seals.canonical_line(line) for line in seals.in_order(each)] for each in (folded, lines)]
             if texts[0] != texts[1]:
                 yield f"{name}: the rows of the month no longer come to it"
+    for month in scope.gone:
+        yield from _broken_manifest(connection, month)
+    yield from _texts(connection, scope, "seals")
+
+
+def _broken_manifest(connection: Connection, month: date) -> Iterator[str]:
+    """Hold the manifest of a month that left against its hash, and against the digests of its batches."""
+    manifest, manifest_hash = connection.execute(
+        "select r.manifest, r.manifest_hash from ledger.retirements as r join ledger.retired_months as m"
+        " on m.posting_period = r.posting_period and m.manifest_hash = r.manifest_hash"
+        " where r.posting_period = %s and r.step = 'export' order by r.retirement_id desc limit 1",
+        [month],
+    ).fetchone() or (None, None)
+    if manifest is None or sha256(manifest_text(manifest)).digest() != manifest_hash:
+        yield f"{month:%Y-%m}, whose rows have left: the manifest of its export does not have its hash"
+        return
+    stated = connection.execute(
+        "select batch_id, row_count, digest from ledger.batch_digests where posting_period = %s order by batch_id",
+        [month],
+    )
+    if manifest["digests_sha256"] != digests_hash(stated):
+        yield f"{month:%Y-%m}, whose rows have left: its digests are not those of its export"
 
 
 def _unsealed(connection: Connection) -> list[str]:
-    row = connection.execute(
-        "select count(*) from ledger.periods as p where p.state = 'closed' and not exists (select from ledger.seals as s"
+    rows = connection.execute(
+        "select p.tenant_id, p.posting_period, count(*) over () from ledger.periods as p"
+        " where p.state = 'closed' and not exists (select from ledger.seals as s"
         " where s.tenant_id = p.tenant_id and s.posting_period = p.posting_period and s.close_number = p.close_number)"
-    ).fetchone()
-    assert row is not None
-    return [f"{row[0]:,} closed months have no seal yet: run `tallystick period seal`"] if row[0] else []
+        " order by 2, 1 limit 5"
+    ).fetchall()
+    if not rows:
+        return []
+    count = rows[0][2]
+    named = ", ".join(f"{month:%Y-%m} of {tenant_id}" for tenant_id, month, _ in rows)
+    more = f" and {count - len(rows):,} more" if count > len(rows) else ""
+    said = "1 closed month has" if count == 1 else f"{count:,} closed months have"
+    return [f"{said} no seal yet, run `tallystick period seal`: {named}{more}"]
 
 
-def _broken_marts(connection: Connection) -> tuple[list[Failure], list[str]]:
+def _retired(scope: _Scope) -> list[str]:
+    if not scope.gone:
+        return []
+    months = ", ".join(f"{month:%Y-%m}" for month in scope.gone)
+    return [
+        f"the rows of {months} have left the ledger: digests, keys and seals were proved in their place, and the totals of"
+        f" budgets; other windows and marts were compared from {scope.foldable_from} on"
+    ]
+
+
+def _texts(connection: Connection, scope: _Scope, part: str) -> Iterator[str]:
+    for (text,) in connection.execute(scope.filled((PROOFS / f"{part}.sql").read_text()).encode()):
+        yield text
+
+
+def mart_statement(mart: str, *, ledger_scope: str = "true", mart_scope: str = "true") -> str:
+    """Return the statement that selects where a mart differs; the scopes are conditions on `ledger.entries as e`, and on the mart."""
+    texts = {"mart": mart, **_MARTS[mart], "ledger_scope": ledger_scope, "mart_scope": mart_scope}
+    statement = (PROOFS / "marts.sql").read_text()
+    for name, text in texts.items():
+        statement = statement.replace(f"{{{name}}}", text)
+    return statement
+
+
+def _without_gone(mart: str, scope: _Scope) -> dict[str, str]:
+    """Return the conditions that leave out what happened before all rows are here."""
+    if not scope.gone:
+        return {}
+    day = scope.foldable_from.isoformat()
+    if _MARTS[mart]["mart_time"] == "local_date":
+        return {"ledger_scope": f"e.local_date >= date '{day}'", "mart_scope": f"local_date >= date '{day}'"}
+    # A local day begins within a day of the same day in UTC.
+    at = f"timestamptz '{day} 00:00+00' + interval '1 day'"
+    return {"ledger_scope": f"e.occurred_at >= {at}", "mart_scope": f"starts_at >= {at}"}
+
+
+def _broken_marts(connection: Connection, scope: _Scope) -> tuple[list[Failure], list[str]]:
     present = {
         name
         for (name,) in connection.execute(
@@ -418,14 +540,11 @@ def _broken_marts(connection: Connection) -> tuple[list[Failure], list[str]]:
     }
     failures: list[Failure] = []
     notes: list[str] = []
-    for mart, words in _MARTS.items():
+    for mart in _MARTS:
         if not {mart, "watermarks"} <= present:
             notes.append(f"{mart} is not there yet: run `tallystick rollup`")
             continue
-        statement = (PROOFS / "marts.sql").read_text().replace("{mart}", mart)
-        for name, text in words.items():
-            statement = statement.replace(f"{{{name}}}", text)
-        failures += _broken(connection, "marts", statement)
+        failures += _broken(connection, "marts", mart_statement(mart, **_without_gone(mart, scope)))
         behind = connection.execute(
             "select coalesce(sum(f.last_number - coalesce(w.low, 0)), 0) from ledger.feeds as f"
             " left join marts.watermarks as w on w.feed_id = f.feed_id and w.model = %s",

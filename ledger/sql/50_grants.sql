@@ -82,6 +82,9 @@ grant usage on sequence ledger.acts_act_id_seq to tallystick_operator;
 -- A projection that the scheduler takes from new batches; nothing else depends on it.
 grant insert, delete on ledger.canary_beats to tallystick_operator;
 grant insert, update, delete on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps to tallystick_operator;
+-- Made from the ledger, and made anew where they no longer fit; the results are added, and clean ones go after two days.
+grant insert, update, delete on ledger.proof_marks, ledger.proof_totals to tallystick_operator;
+grant insert, delete on ledger.proofs to tallystick_operator;
 grant insert, update on ledger.loads, ledger.load_rows to tallystick_operator;
 -- What was staged and never committed may go; of what was committed, only a person's retention may.
 grant delete on ledger.load_rows to tallystick_operator;
@@ -128,6 +131,9 @@ grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch
     ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions,
     ledger.seals, ledger.seal_lines, ledger.loads
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
+grant select on ledger.proofs to tallystick_analyst, tallystick_billing, tallystick_rollup;
+-- Metrics: no word about any tenant.
+grant select (proof_id, kind, started_at, ended_at, every_seconds, difference_count) on ledger.proofs to tallystick_api;
 grant select on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps, ledger.missing_sequences,
     ledger.canary_beats
     to tallystick_analyst, tallystick_rollup;

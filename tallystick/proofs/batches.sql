@@ -1,10 +1,26 @@
--- What batches and digests say of their rows: how many, and the sum of each book and currency.
-with found as (
+-- What batches and digests say of their rows: how many, and the sum of each book and currency. Of a month whose rows have
+-- left, only the digests are there; its seal says what they come to.
+with summed as materialized (
     select
         batch_id,
         posting_period,
-        count(*) as row_count
+        cost_currency::text as cost_currency,
+        charge_currency::text as charge_currency,
+        count(*) as row_count,
+        count(cost_amount) as cost_count,
+        sum(cost_amount) as cost,
+        count(charge_amount) as charge_count,
+        sum(charge_amount) as charge
     from {entries} as e
+    group by 1, 2, 3, 4
+),
+
+found as (
+    select
+        batch_id,
+        posting_period,
+        sum(row_count) as row_count
+    from summed
     group by batch_id, posting_period
 ),
 
@@ -13,20 +29,20 @@ found_sums as (
         batch_id,
         posting_period,
         'cost' as book,
-        cost_currency::text as currency,
-        sum(cost_amount) as amount
-    from {entries} as e
-    where cost_amount is not null
+        cost_currency as currency,
+        sum(cost) as amount
+    from summed
+    where cost_count > 0
     group by 1, 2, 4
     union all
     select
         batch_id,
         posting_period,
         'charge',
-        charge_currency::text,
-        sum(charge_amount)
-    from {entries} as e
-    where charge_amount is not null
+        charge_currency,
+        sum(charge)
+    from summed
+    where charge_count > 0
     group by 1, 2, 4
 ),
 
@@ -51,7 +67,7 @@ stated_sums as (
             value
         from jsonb_each_text(d.charge_sums)
     ) as s
-    where d.batch_id >= {first_batch}
+    where d.batch_id >= {first_batch} and d.posting_period <> all({gone})
 ),
 
 digested as (
@@ -69,7 +85,9 @@ select
         to_char(coalesce(f.posting_period, d.posting_period), 'YYYY-MM'), coalesce(d.row_count, 0)
     ) as failure
 from found as f
-full join (select * from ledger.batch_digests where batch_id >= {first_batch}) as d on d.batch_id = f.batch_id and d.posting_period = f.posting_period
+full join (
+    select * from ledger.batch_digests where batch_id >= {first_batch} and posting_period <> all({gone})
+) as d on d.batch_id = f.batch_id and d.posting_period = f.posting_period
 where f.row_count is distinct from d.row_count
 
 union all

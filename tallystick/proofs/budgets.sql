@@ -1,14 +1,18 @@
 -- Every window of every budget in force equals the fold of the ledger by the rule that the trigger uses, both ways; what
--- any window holds is the sum of its reservations' holds; and what was posted under those is what their entries say.
+-- any window holds is the sum of its reservations' holds; and what was posted under those is what their entries say. Windows
+-- that begin in or before a month whose rows have left cannot be folded; of the totals, totals.sql compares them.
 with folded as (
-    select * from quotas.fold_windows(null)
+    select *
+    from quotas.fold_windows(null)
+    -- A window over tenants has days of UTC: one of the last local day may begin the next.
+    where window_start >= {foldable_from} + (tenant_id is null)::integer
 ),
 
 kept as (
     select w.*
     from quotas.windows as w
     join quotas.budgets as b on b.budget_id = w.budget_id
-    where b.ended_at is null
+    where b.ended_at is null and w.window_start >= {foldable_from} + (w.tenant_id is null)::integer
 ),
 
 held as (
@@ -53,6 +57,9 @@ select
     )
 from quotas.holds as h
 left join quotas.fold_reservations() as f using (tenant_id, reservation_id, budget_id)
-where budget_id in (select b.budget_id from quotas.budgets as b where b.ended_at is null) and h.posted_under <> coalesce(f.posted, 0)
+where
+    budget_id in (select b.budget_id from quotas.budgets as b where b.ended_at is null)
+    and h.window_start >= {foldable_from}
+    and h.posted_under <> coalesce(f.posted, 0)
 
 order by 1

@@ -4,6 +4,7 @@ with consumed as (
     from ledger.entries as e
     join ledger.batches as b on b.batch_id = e.batch_id
     join marts.watermarks as w on w.feed_id = b.feed_id and b.number <= w.low and w.model = '{mart}'
+    where {ledger_scope}
 ),
 
 ledger as (
@@ -35,6 +36,7 @@ mart as (
         sum(output_tokens) as output_tokens,
         sum(charge_unpriced_count) as unpriced
     from marts.{mart}
+    where {mart_scope}
     group by 1, 2, 3, 4
 ),
 

@@ -1,23 +1,48 @@
--- The standing proof, first half: per tenant, currency and month, the totals that budgets carry equal the ledger's plain sums.
-with ledger as (
+-- The standing proof, first half: per tenant, currency and month, the totals that budgets carry equal the ledger's plain sums;
+-- of months whose rows have left, the sums of the lines of their seals.
+with summed as materialized (
+    select
+        tenant_id,
+        date_trunc('month', local_date::timestamp)::date as month,
+        cost_currency::text as cost_currency,
+        charge_currency::text as charge_currency,
+        sum(cost_amount) as cost,
+        sum(charge_amount) as charge
+    from ledger.entries
+    where kind <> 'evidence'
+    group by 1, 2, 3, 4
+    union all
+    select
+        l.tenant_id,
+        date_trunc('month', l.local_date::timestamp)::date,
+        l.cost_currency,
+        l.charge_currency,
+        sum(l.cost_amount),
+        sum(l.charge_amount)
+    from ledger.seal_lines as l
+    join ledger.periods as p
+        on p.tenant_id = l.tenant_id and p.posting_period = l.posting_period and p.close_number = l.close_number
+    where l.posting_period = any({gone})
+    group by 1, 2, 3, 4
+),
+
+ledger as (
     select
         'totals-charge' as budget_id,
         tenant_id,
         charge_currency as currency,
-        date_trunc('month', local_date::timestamp)::date as month,
-        sum(charge_amount) as amount
-    from ledger.entries
-    where kind <> 'evidence'
+        month,
+        sum(charge) as amount
+    from summed
     group by 2, 3, 4
     union all
     select
         'totals-cost',
         tenant_id,
         cost_currency,
-        date_trunc('month', local_date::timestamp)::date,
-        sum(cost_amount)
-    from ledger.entries
-    where kind <> 'evidence'
+        month,
+        sum(cost)
+    from summed
     group by 2, 3, 4
 ),
 

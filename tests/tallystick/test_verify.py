@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ledger import closing
+from ledger import closing, retention
+from ledger.corrections import Request, Reverse, Wanted, correct
 from ledger.database import connect
 from tallystick.verify import Proof, publish_heads, verify
 from tests.factories import NODE, make_event
@@ -76,7 +77,7 @@ async def test_what_is_posted_while_the_proof_runs_does_not_disturb_it(ledger: L
     assert proved.ok, proved.failures
     # The first statement, after the first word, takes the snapshot.
     assert proved.checked["batches"] == 4
-    assert verify(url).checked["batches"] == 3 + 10
+    assert verify(url).checked["batches"] == 3 + 11
 
 
 FIRST = "(select min(entry_id) from ledger.entries)"
@@ -339,7 +340,10 @@ async def sealed(ledger: Ledger) -> Ledger:
     ledger.superuser.execute("set session_replication_role = origin")
     async with await connect(ledger.database.url_for("tallystick_operator")) as operator:
         await closing.close_periods(operator, "test", date(2026, 1, 1))
-        assert "2 closed months have no seal yet: run `tallystick period seal`" in proof(ledger).notes
+        assert (
+            "2 closed months have no seal yet, run `tallystick period seal`: 2026-01 of t-alpha, 2026-01 of t-beta"
+            in proof(ledger).notes
+        )
         assert len(await closing.seal_pending(operator)) == 2
     ledger.superuser.execute("set session_replication_role = replica")
     assert proof(ledger).ok
@@ -372,3 +376,148 @@ async def test_a_seal_tells_what_was_changed_after_it(sealed: Ledger, statement:
         failure.text for failure in proof(sealed).failures if failure.part == "seals" and "t-alpha" in failure.text
     ]
     assert found == [f"seal 1 of tenant t-alpha for 2026-01: {failure}" for failure in failures]
+
+
+# --- Acts ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def corrected(ledger: Ledger) -> Ledger:
+    """The same, with one request that a person reversed."""
+    ledger.superuser.execute("set session_replication_role = origin")
+    url = ledger.database.url_for("tallystick_writer")
+    async with await connect(url) as writer:
+        await correct(writer, Wanted(Reverse(Request("t-alpha", "req-a"))), actor="ada", reason="sent by mistake")
+    ledger.superuser.execute("set session_replication_role = replica")
+    assert proof(ledger).ok, proof(ledger).failures
+    return ledger
+
+
+ACTS = {
+    "the act gone": (
+        "delete from ledger.acts where act = 'corrections.reverse'",
+        "correction 1 of tenant t-alpha, by ada: no act of that kind names it",
+    ),
+    "by another": (
+        "update ledger.acts set actor = 'bob' where act = 'corrections.reverse'",
+        "no act of that kind names it",
+    ),
+    "the correction gone": (
+        "delete from ledger.corrections",
+        "act 1, corrections.reverse by ada: there is no correction 1",
+    ),
+    "its rows gone": (
+        "delete from ledger.entries where kind = 'reversal'",
+        "correction 1 of tenant t-alpha wrote 1 entries, the ledger has 0",
+    ),
+    "nobody's": (
+        "update ledger.entries set actor = null where kind = 'reversal'",
+        "is of kind reversal and does not say who wrote it and why",
+    ),
+    "without a reason": (
+        "update ledger.entries set reason = '' where kind = 'reversal'",
+        "does not say who wrote it and why",
+    ),
+    "a report in a person's name": (
+        f"update ledger.entries set actor = 'bob', reason = 'why not' where entry_id = {FIRST} + 1",
+        "was written by bob, and no act says so",
+    ),
+    "a letter that nobody resolved": (
+        "update ledger.dead_letters set resolved_at = now(), resolution = 'dismissed', resolved_by = 'bob'",
+        "was resolved by bob, and no act says so",
+    ),
+    "a load that nobody committed": (
+        "insert into ledger.loads (load_id, source, state, actor, reason, commit_started_at)"
+        " values ('l', 'load:l', 'committing', 'bob', 'r', now())",
+        "load l was backfill.commit, and no act says so",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ACTS)
+async def test_what_a_person_wrote_and_what_says_so_are_the_same(corrected: Ledger, what: str) -> None:
+    statement, text = ACTS[what]
+    assert corrected.superuser.execute(statement.encode()).rowcount > 0
+    found = [failure.text for failure in proof(corrected).failures if failure.part == "acts"]
+    assert any(text in each for each in found), found
+
+
+# --- Months that left ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def retired(ledger: Ledger, tmp_path: Path) -> Ledger:
+    """January is closed, sealed, exported and gone; February has a batch, with usage of January that came late."""
+    ledger.superuser.execute("set session_replication_role = origin")
+    async with await connect(ledger.database.url_for("tallystick_operator")) as operator:
+        await closing.close_periods(operator, "finance", date(2026, 1, 1), is_early=True, reason="test")
+        await closing.seal_pending(operator)
+        await closing.close_partitions(operator)
+        made = await retention.export_month(operator, date(2026, 1, 1), tmp_path, actor="finance")
+        await ledger.post(
+            make_event("late"), make_event("f", time="2026-02-03T10:00:00Z"), received_at="2026-02-04T00:00:00Z"
+        )
+        await retention.retire_month(
+            operator, date(2026, 1, 1), home=made.folder, keep=False, actor="finance", reason="ten years are over"
+        )
+    ledger.superuser.execute("set session_replication_role = replica")
+    return ledger
+
+
+async def test_what_stands_in_the_place_of_rows_that_left_is_proved(retired: Ledger) -> None:
+    """Keys, requests, batches, budgets and seals outlive the rows and are no failure without them."""
+    result = proof(retired)
+    assert result.ok, result.failures
+    assert result.notes[0] == (
+        "the rows of 2026-01 have left the ledger: digests, keys and seals were proved in their place, and the totals of"
+        " budgets; other windows and marts were compared from 2026-02-01 on"
+    )
+
+
+LEFT = {
+    "a digest": (
+        "update ledger.batch_digests set digest = sha256('x') where posting_period = '2026-01-01'",
+        {"chain": "batch 1 is not what its hash covers", "seals": "its digests are not those of its export"},
+    ),
+    "a sum beside it": (
+        "update ledger.batch_digests set charge_sums = '{}' where posting_period = '2026-01-01'",
+        {"seals": "its seals come to 0.00084 USD of charge, its digests to 0"},
+    ),
+    "a seal's line": (
+        "update ledger.seal_lines set charge_amount = 7 where charge_amount > 0",
+        {"seals": "its lines do not have its digest", "totals": "budget totals-charge says 0.00028, the ledger 7"},
+    ),
+    "a window": (
+        "update quotas.windows set posted = 7 where budget_id = 'totals-charge' and tenant_id = 't-beta'",
+        {"totals": "tenant t-beta, 2026-01, USD: budget totals-charge says 7"},
+    ),
+    "the manifest": (
+        "update ledger.retirements set manifest = manifest || '{\"row_count\": 1}' where step = 'export'",
+        {"seals": "the manifest of its export does not have its hash"},
+    ),
+    "a key": (
+        "delete from ledger.event_keys where batch_id = (select min(batch_id) from ledger.batches)",
+        {"keys": "accepted 2 events and has 0 keys"},
+    ),
+    "the act": (
+        "delete from ledger.acts where act = 'retention.retire'",
+        {"acts": "2026-01: its rows left the ledger by finance, and no act says so"},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+async def test_a_change_of_what_is_left_of_a_month_is_named(retired: Ledger, what: str) -> None:
+    statement, expected = LEFT[what]
+    assert retired.superuser.execute(statement.encode()).rowcount > 0
+    found = parts(retired)
+    assert found.keys() == expected.keys(), found
+    for part, words in expected.items():
+        assert words in found[part]
+
+
+async def test_a_partition_that_was_taken_away_by_hand_is_no_month_that_left(ledger: Ledger) -> None:
+    ledger.superuser.execute("alter table ledger.entries detach partition ledger.entries_2026_01")
+    found = parts(ledger)
+    assert found["seals"] == "the rows of 2026-01 are not in the ledger, and no act took them out"
+    assert {"chain", "batches", "keys", "requests", "totals"} <= found.keys()
