@@ -23,7 +23,10 @@ _WATCHED: Final = {
     "canary_age_seconds": "Since the newest event of the canary was sent; absent where none ever was.",
     "canary_seconds": "From sending it to the budget having moved; absent where it never did.",
     "canary_failed": "1 where the newest event of the canary failed.",
+    "proof_differences": "What the last proof found, standing (totals) and whole: any but 0 needs a person; absent where none was made.",
+    "proof_age_seconds": "Since that proof ended.",
 }
+_LABELS: Final = {"dead_letters_open": "reason", "proof_differences": "proof", "proof_age_seconds": "proof"}
 
 
 class Watched(Collector):
@@ -35,7 +38,7 @@ class Watched(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, GaugeMetricFamily] = {}
         for name, label, value in self._found():
-            labels = ["reason"] if label is not None else []
+            labels = [_LABELS[name]] if label is not None else []
             family = families.setdefault(name, GaugeMetricFamily(f"tallystick_{name}", _WATCHED[name], labels=labels))
             family.add_metric([label] if label is not None else [], value)
         yield from families.values()

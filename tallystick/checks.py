@@ -97,7 +97,7 @@ class Finding:
 
     check: str
     """Stable name: volume, delay, future, feature, language, lane, mix, unpriced, usage_missing, flagged, estimated,
-    dead_letters, conflicts, letters_waiting, gaps, canary, duplicates; or `broken`, where a check itself cannot run."""
+    dead_letters, conflicts, letters_waiting, gaps, canary, duplicates, proofs; or `broken`, where a check itself cannot run."""
     severity: Severity
     text: str
 
@@ -150,6 +150,7 @@ def run_checks(
             for finding in _in_words(connection, name, severity, scope, facts, limits)
         ]
         findings += _months_ahead(connection)
+        findings += _proofs(connection, scope)
     return CheckReport(findings, facts["requests"], scope.until)
 
 
@@ -787,6 +788,29 @@ def _months_ahead(connection: psycopg.Connection[Row]) -> list[Finding]:
             )
             has = "have" if row["count"] > 1 else "has"
             findings.append(Finding("months_ahead", "fail", f"{whose} {has} no period {row['month']:%Y-%m}: {advice}"))
+    return findings
+
+
+def _proofs(connection: psycopg.Connection[Row], scope: _Scope) -> list[Finding]:
+    """Say what the last proofs found, and that one is missed: silence proves nothing."""
+    findings: list[Finding] = []
+    for kind, named in (("standing", "the standing proof"), ("whole", "the proof of everything")):
+        row = connection.execute(
+            "select difference_count, ended_at, differences,"
+            " ended_at < %(now)s - make_interval(secs => 3 * coalesce(every_seconds, 86400)::double precision + 60) as is_old"
+            " from ledger.proofs where kind = %(kind)s order by proof_id desc limit 1",
+            {"kind": kind, "now": scope.ends_at},
+        ).fetchone()
+        if row is None:
+            continue
+        if row["difference_count"]:
+            first = f": {row['differences'][0]['text']}" if row["differences"] else ""
+            differing = _counted(row["difference_count"], "difference")
+            text = f"{named} found {differing}{first} (`tallystick proofs show`)"
+            findings.append(Finding("proofs", "fail", text))
+        if row["is_old"]:
+            text = f"{named} was last made at {row['ended_at']:%Y-%m-%d %H:%M} UTC: is the scheduler at work?"
+            findings.append(Finding("proofs", "warn", text))
     return findings
 
 

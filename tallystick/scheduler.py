@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -29,6 +30,7 @@ Result = TypeVar("Result")
 _LOCK: Final = 7_411_003
 _WATCH_SECONDS: Final = 2.0
 _RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0)
+_DAY_SECONDS: Final = 86_400.0
 # Less than the ten seconds that `tallystick up` gives its children.
 _STOP_SECONDS: Final = 8.0
 
@@ -123,6 +125,35 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         moved = await _in_thread(lambda: publish_heads(found.url_for(OPERATOR), settings.published_heads), "heads")
         return f"{len(moved)} published" if moved else None
 
+    async def standing() -> str | None:
+        from tallystick.standing import prove
+
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            done = await prove(connection, every_seconds=settings.proof_seconds)
+        if done.difference_count:
+            log.warning(
+                "the standing proof found %d differences: `tallystick proofs show` says which", done.difference_count
+            )
+        return None
+
+    async def whole() -> str | None:
+        from ledger.proofs import last_proofs
+        from tallystick.verify import note, verify
+
+        async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
+            last = [each.started_at for each in await last_proofs(connection) if each.kind == "whole"]
+            if last and last[0] >= _last_time(settings.verify_hour, datetime.now(UTC)):
+                return None
+            heads_file = settings.published_heads if settings.published_heads.exists() else None
+            proof = await _in_thread(lambda: verify(found.url_for(OPERATOR), heads=heads_file), "verify")
+            await note(connection, proof, every_seconds=_DAY_SECONDS)
+        if not proof.ok:
+            log.warning(
+                "the ledger does not verify, %d failures: `tallystick proofs show` says which", len(proof.failures)
+            )
+            return None
+        return f"everything holds: {proof.checked['entries']:,} entries in {proof.seconds:.1f} s"
+
     async def seals() -> str | None:
         async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
             made = await seal_pending(connection)
@@ -165,8 +196,17 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         Job("age limits", 3600.0, expire),
         Job("heads", 60.0, heads),
         Job("counters", 60.0, counters),
+        *([Job("standing proof", settings.proof_seconds, standing)] if settings.proof_seconds else []),
+        # Asks every ten minutes whether it is due, so that a restart neither skips a night nor proves one twice.
+        *([Job("verify", 600.0, whole)] if settings.verify_hour >= 0 else []),
         *([Job("canary", settings.canary_seconds, canary)] if settings.canary_seconds else []),
     )
+
+
+def _last_time(hour: int, now: datetime) -> datetime:
+    """Return when it was last that hour of the day."""
+    today = now.replace(hour=hour, minute=0, second=0, microsecond=0)
+    return today if today <= now else today - timedelta(days=1)
 
 
 def run(settings: Settings, found: Addresses) -> None:

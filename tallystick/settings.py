@@ -88,6 +88,15 @@ class Settings(BaseSettings):
     heads_file: Path | None = Field(
         default=None, description="Where moved chain heads are appended; unset: home/heads.jsonl."
     )
+    proof_seconds: float = Field(
+        default=60.0, ge=0, description="The scheduler's pause between two standing proofs; 0 makes none."
+    )
+    verify_hour: int = Field(
+        default=3,
+        ge=-1,
+        le=23,
+        description="Hour of the day (UTC) from which on the scheduler proves everything, once a day; -1 never.",
+    )
     canary_seconds: float = Field(
         default=0.0, ge=0, description="The scheduler's pause between synthetic events; 0 sends none."
     )

@@ -34,4 +34,19 @@ as $$
             ('canary_failed', (newest.failure is not null)::integer::double precision)
     ) as c (name, value)
     where c.value is not null
+    union all
+    select v.name, p.kind, v.value
+    from (values ('standing'), ('whole')) as k (kind)
+    cross join lateral (
+        select q.kind, q.difference_count, q.ended_at
+        from ledger.proofs as q
+        where q.kind = k.kind
+        order by q.proof_id desc
+        limit 1
+    ) as p
+    cross join lateral (
+        values
+            ('proof_differences', p.difference_count::double precision),
+            ('proof_age_seconds', extract(epoch from clock_timestamp() - p.ended_at)::double precision)
+    ) as v (name, value)
 $$;

@@ -132,8 +132,6 @@ grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch
     ledger.seals, ledger.seal_lines, ledger.loads
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
 grant select on ledger.proofs to tallystick_analyst, tallystick_billing, tallystick_rollup;
--- Metrics: no word about any tenant.
-grant select (proof_id, kind, started_at, ended_at, every_seconds, difference_count) on ledger.proofs to tallystick_api;
 grant select on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps, ledger.missing_sequences,
     ledger.canary_beats
     to tallystick_analyst, tallystick_rollup;

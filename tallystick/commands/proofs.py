@@ -1,7 +1,8 @@
 """Commands that roll up, check and describe what is there."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +19,17 @@ from tallystick.commands.common import (
     print_table,
     say,
     settings,
+    show,
+    with_connection,
 )
 from tallystick.roles import ANALYST, OPERATOR, ROLLUP
 
+if TYPE_CHECKING:
+    from ledger.proofs import ProofRecord
+    from tallystick.verify import Proof
+
 events = group("The usage event contract.")
+proofs = group("Proofs: what was held against each other, when, and what differs.")
 heads = group("Chain heads: published where the database's administrator cannot write.")
 
 
@@ -30,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("rollup")(rollup)
     app.command("check")(check)
     app.command("verify")(verify)
+    app.add_typer(proofs, name="proofs")
     app.add_typer(heads, name="heads")
     app.add_typer(events, name="events")
 
@@ -110,6 +119,8 @@ def verify(
             heads=file,
             since=moment(since),
         )
+        if since is None:
+            _note_whole(found.url_for(OPERATOR), proof)
     if format is Format.json:
         print_json({**plain(proof), "seconds": f"{proof.seconds:.3f}", "ok": proof.ok})
     else:
@@ -125,6 +136,104 @@ def verify(
         raise CommandError(f"the ledger does not verify: {parts}")
     if format is Format.table:
         say(f"everything holds, proved in {proof.seconds:.1f} s")
+
+
+def _note_whole(url: str, proof: "Proof") -> None:
+    """Write down a proof of everything, so that checks and metrics know of it; not where the database is a copy."""
+    import asyncio
+
+    import psycopg
+
+    from ledger.database import connect
+    from tallystick.verify import note as noted
+
+    async def write() -> None:
+        async with await connect(url) as connection:
+            await noted(connection, proof)
+
+    try:
+        asyncio.run(write())
+    except psycopg.errors.ReadOnlySqlTransaction:
+        note("this database takes no changes: the result is not written down")
+
+
+KindOption = Annotated[
+    str | None, typer.Option("--kind", help="standing: totals, every minute; whole: everything, every night.")
+]
+
+
+@proofs.command("list")
+def list_proofs(
+    kind: KindOption = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 20,
+    format: FormatOption = Format.table,
+) -> None:
+    """List proofs with what they found, the newest first."""
+    columns: dict[str, Any] = {
+        "kind": None,
+        "started at": None,
+        "ended at": None,
+        "differences": lambda each: each.difference_count,
+        "batches": lambda each: sum(each.up_to.values()),
+    }
+    show(_proofs(kind, limit), format, columns, empty="nothing has been proved yet")
+
+
+@proofs.command("show")
+def show_proofs(format: FormatOption = Format.table) -> None:
+    """Say what the last proof of each kind found, in words; fail if anything differs."""
+    found = [each for kind in ("standing", "whole") for each in _proofs(kind, 1)]
+    if format is Format.json:
+        print_json(plain(found))
+    else:
+        for proof in found:
+            differing = counted(proof.difference_count, "difference")
+            say(f"{proof.kind}: {differing}, {proof.ended_at:%Y-%m-%d %H:%M:%S} UTC")
+            for text in proof.notes:
+                note(text)
+            for each in proof.differences:
+                say(f"{each.part}: {each.text}")
+        if not found:
+            say("nothing has been proved yet")
+    if any(proof.difference_count for proof in found):
+        raise CommandError("not everything agrees")
+
+
+@proofs.command("standing")
+def prove_standing(
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Forget the sums that are kept, and make them from all entries.")
+    ] = False,
+    format: FormatOption = Format.table,
+) -> None:
+    """Hold the totals of budgets, ledger and marts against each other now, which the scheduler does every minute."""
+    from tallystick.standing import prove
+
+    done = with_connection(lambda connection: prove(connection, anew=anew))
+    if format is Format.json:
+        print_json(plain(done))
+    else:
+        for text in done.notes:
+            note(text)
+        for each in done.differences:
+            say(f"{each.part}: {each.text}")
+    if done.difference_count:
+        differing = counted(done.difference_count, "total")
+        raise CommandError(f"{differing} differ{'s' if done.difference_count == 1 else ''}")
+    if format is Format.table:
+        say(f"budgets, ledger and marts agree; {done.batch_count:,} new batches")
+
+
+def _proofs(kind: str | None, limit: int) -> "Sequence[ProofRecord]":
+    from typing import cast
+
+    from ledger import proofs as kept
+
+    if kind not in (None, "standing", "whole"):
+        raise CommandError(f"--kind: standing or whole, not {kind!r}")
+    return with_connection(
+        lambda connection: kept.list_proofs(connection, kind=cast("kept.Kind | None", kind), limit=limit)
+    )
 
 
 @heads.command("publish")

@@ -234,6 +234,21 @@ async def test_gauges_say_what_waits_and_fall_silent_with_the_database(world: Le
     assert "tallystick_missing_numbers" not in text
 
 
+async def test_metrics_say_what_the_last_proofs_found_and_name_nobody(world: Ledger) -> None:
+    async with site(world) as here:
+        assert "tallystick_proof" not in (await here.client.get("/metrics")).text
+    for count in (0, 3):
+        world.superuser.execute(
+            "insert into ledger.proofs (kind, started_at, ended_at, up_to, difference_count, differences, notes) values"
+            " ('standing', now(), now() - interval '1 hour', '{}', %s, '[{\"part\": \"x\", \"text\": \"t-alpha\"}]', '[]')",
+            [count],
+        )
+    async with site(world) as here:
+        assert await here.metric('tallystick_proof_differences{proof="standing"}') == 3
+        assert 3600 <= await here.metric('tallystick_proof_age_seconds{proof="standing"}') < 3700
+        assert "alpha" not in (await here.client.get("/metrics")).text
+
+
 def test_the_readme_lists_all_routes_and_problems() -> None:
     readme = (Path(errors.__file__).parent / "README.md").read_text()
     missing = [code for code in PROBLEMS if f"`{code}`" not in readme]

@@ -13,6 +13,7 @@ from ledger import closing
 from ledger.database import connect
 from ledger.tables import SEAL_DIMENSIONS, SEAL_MEASURES
 from tallystick.rollup import RollupBusy, RollupFailed, WarehouseMissing, run_rollup
+from tallystick.standing import Standing, prove
 from tallystick.verify import verify
 from tests.dbt.conftest import Marts
 from tests.factories import NODE, make_event
@@ -424,6 +425,29 @@ async def test_batches_posted_while_a_model_runs_wait_for_the_next_run(marts: Ma
     proof = verify(marts.ledger.database.url_for("tallystick_operator"))
     assert proof.ok
     assert proof.notes == [f"{fact} is 1 batch behind and was compared up to its watermark" for fact in FACTS]
+
+
+async def test_the_standing_proof_compares_the_mart_with_what_it_has_consumed(marts: Marts) -> None:
+    """A batch that waits for the next rollup is no difference; a changed mart is named with tenant, month and hour."""
+    await set_up(marts)
+    await marts.post(make_event("a", time="2026-01-15T10:14:00Z", usage=usage(1_000_000)))
+    marts.roll_up()
+    await marts.post(make_event("b", time="2026-01-15T11:14:00Z", usage=usage(1_000_000)))
+    async with await connect(marts.ledger.database.url_for("tallystick_operator")) as operator:
+        assert await prove(operator) == Standing(0, [], [], 2)
+        for mart in ("fct_usage_hourly", "fct_cost_daily"):
+            marts.ledger.superuser.execute(f"update marts.{mart} set charge_amount = charge_amount + 0.5")
+        found = await prove(operator)
+        assert found.difference_count == 1
+        assert [each.text for each in found.differences] == [
+            "fct_cost_daily: tenant t-alpha, 2026-01: the mart says charge 1.5 USD, cost 1 USD, 1 requests; the entries come to"
+            " 1, 1, 1",
+            "fct_usage_hourly: tenant t-alpha, hour 2026-01-15 10:00 UTC: the mart says charge 1.5 USD, cost 1 USD, 1 requests;"
+            " the ledger says 1, 1, 1",
+        ]
+        marts.ledger.superuser.execute("update marts.fct_usage_hourly set charge_amount = charge_amount - 0.5")
+        found = await prove(operator)
+        assert found.differences[1].text.startswith("fct_cost_daily: tenant t-alpha, local day 2026-01-15: ")
 
 
 async def test_a_mart_that_was_changed_is_named_with_tenant_and_hour(marts: Marts) -> None:

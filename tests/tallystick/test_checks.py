@@ -328,3 +328,22 @@ async def test_a_month_that_is_not_prepared_is_a_fault_before_it_begins(ledger: 
         await ensure_partitions(operator, now=at)
         await ensure_periods(operator, now=at)
     assert found(check(ledger)) == []
+
+
+async def test_a_proof_that_found_something_or_that_nobody_made_is_said(ledger: Ledger) -> None:
+    """The standing proof comes each minute; three of its pauses and a minute make four minutes."""
+    add = (
+        "insert into ledger.proofs (kind, started_at, ended_at, every_seconds, up_to, difference_count, differences, notes)"
+        " values (%s, now(), now() - make_interval(secs => %s), 60, '{}', %s, %s, '[]')"
+    )
+    ledger.superuser.execute(add, ["standing", 200, 0, "[]"])
+    assert [each for each in check(ledger).findings if each.check == "proofs"] == []
+    ledger.superuser.execute(add, ["standing", 300, 0, "[]"])
+    ledger.superuser.execute(add, ["whole", 0, 2, '[{"part": "chain", "text": "feed x: batch 7 is missing"}]'])
+    said = {
+        (each.severity, each.text.partition(" at ")[0]) for each in check(ledger).findings if each.check == "proofs"
+    }
+    assert said == {
+        ("warn", "the standing proof was last made"),
+        ("fail", "the proof of everything found 2 differences: feed x: batch 7 is missing (`tallystick proofs show`)"),
+    }

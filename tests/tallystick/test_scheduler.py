@@ -113,6 +113,8 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
         "rollup",
         "heads",
         "counters",
+        "standing proof",
+        "verify",
         "age limits",
         "holds",
         "decisions",
@@ -130,6 +132,15 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
     assert await listed["seals"].do() == "7 seals made, 7 partitions closed"
     assert await listed["seals"].do() is None
     assert await listed["heads"].do() is None
+    assert await listed["standing proof"].do() is None
+    assert (await listed["verify"].do() or "").startswith("everything holds: 0 entries in ")
+    # Once a day: the next look finds that it was.
+    assert await listed["verify"].do() is None
+    with database.connect() as superuser:
+        found = superuser.execute(
+            "select kind, difference_count, every_seconds from ledger.proofs order by 1"
+        ).fetchall()
+    assert found == [("standing", 0, 60), ("whole", 0, 86_400)]
     assert await listed["age limits"].do() is None
     # Nobody spoke of either: one ran out a minute ago, the other is long over, as is a refusal.
     with database.connect() as superuser:
