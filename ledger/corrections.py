@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 import psycopg
@@ -928,16 +928,12 @@ async def _post(
         )  # fmt: skip
 
     held = await claim(writer, "commands", feed)
-    await post(writer, held, Batch([item], _no_body, _no_origin, books.versions, and_then=and_then), books)
+    await post(writer, held, Batch([item], _no_period, _no_period, books.versions, and_then=and_then), books)
     found = await find(writer, written[-1])
     return Corrected(found, is_repeat=False)
 
 
-def _no_body(index: int) -> bytes:
-    raise ActRefused("the tenant has no open period to post the correction in")
-
-
-def _no_origin(index: int) -> str:
+def _no_period(index: int) -> NoReturn:
     raise ActRefused("the tenant has no open period to post the correction in")
 
 

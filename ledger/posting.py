@@ -14,7 +14,7 @@ from datetime import date
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import msgspec
 import psycopg
@@ -171,6 +171,11 @@ class Correction:
     """Tells a repeated correction from another one under the same key."""
     is_statement: bool = False
     """It says what stands for the request from now on, and with which rank: the best statement, or that nothing does."""
+
+
+def no_message(index: int) -> NoReturn:
+    """Stand in for the bytes and the origin of items that no message brought, and that are never set aside."""
+    raise AssertionError("a correction is no message, and never a dead letter")
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ from ledger.posting import (
     amounts_of,
     fee_set_of,
     fees_of,
+    no_message,
     post,
     rate_set_id,
     read_known,
@@ -595,7 +596,7 @@ async def reprice(
                 if missing:
                     await ensure_ids(writer, books, missing.rate_sets, missing.subjects)
                 items = [Correction(request_key, rows, fees, fee_keys) for request_key, fee_keys in changed]
-                batch = Batch(items, _no_body, _no_origin, books.versions)
+                batch = Batch(items, no_message, no_message, books.versions)
                 posted = await post(writer, held, batch, books)
                 done.requests += sum(result.outcome == "created" for result in posted.results)
                 done.entries += posted.entry_count
@@ -628,14 +629,6 @@ async def _changed(
     return [
         (request_key, keys) for request_key, is_changed, keys in found if is_changed or not booked >= set(keys)
     ], missing
-
-
-def _no_body(index: int) -> bytes:
-    raise AssertionError("a correction is no message, and never a dead letter")
-
-
-def _no_origin(index: int) -> str:
-    raise AssertionError("a correction is no message, and never a dead letter")
 
 
 # --- What was known then ----------------------------------------------------------------------------------------------

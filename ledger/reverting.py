@@ -37,6 +37,7 @@ from ledger.posting import (
     amounts_of,
     asked,
     first_month,
+    no_message,
     post,
     standing_rows,
 )
@@ -388,8 +389,8 @@ async def _take_back(
                     ),
                     *await _hits_of(writer, alone, act),
                 ],
-                body_of=_no_body,
-                origin_of=_no_origin,
+                body_of=no_message,
+                origin_of=no_message,
                 versions=books.versions,
                 first_position=held.next_position,
                 next_position=next_position,
@@ -446,14 +447,6 @@ async def _hits_of(connection: Connection, entries: Sequence[Rows], act: TakingB
 def _no_fees(books: Books, known: Known, missing: Missing) -> Sequence[Priced]:
     """A fee is a request of its own, and is taken back like any other."""
     return ()
-
-
-def _no_body(index: int) -> bytes:
-    raise AssertionError("a correction is no message, and never a dead letter")
-
-
-def _no_origin(index: int) -> str:
-    raise AssertionError("a correction is no message, and never a dead letter")
 
 
 async def _items_of(connection: Connection, batch_id: int) -> list[Item]:

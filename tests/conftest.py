@@ -1,14 +1,16 @@
 """Servers for the tests: one of each per run, started when the first test asks for it."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from ledger import failpoints
+from ledger.database import Connection, connect
 from tallystick.embedded import EmbeddedBroker, EmbeddedPostgres
+from tallystick.roles import OPERATOR, WRITER
 from tests.support import databases
 from tests.support import kafka4 as kafka4_support
 from tests.support.ledger import Failpoint, Ledger
@@ -99,6 +101,20 @@ def ledger(database: databases.Database) -> Iterator[Ledger]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+async def operator(database: databases.Database) -> AsyncIterator[Connection]:
+    """A connection with the rights that commands have."""
+    async with await connect(database.url_for(OPERATOR)) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def writer(database: databases.Database) -> AsyncIterator[Connection]:
+    """A connection with the rights of whoever posts."""
+    async with await connect(database.url_for(WRITER)) as connection:
+        yield connection
 
 
 @pytest.fixture

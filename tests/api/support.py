@@ -1,6 +1,5 @@
 """An app in this process, with keys, answering through ASGI."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -139,10 +138,3 @@ def add_budget(
         f"insert into quotas.budgets ({names}) values ({', '.join(['%s'] * len(values))})".encode(),
         list(values.values()),
     )
-
-
-async def until(condition: Any, seconds: float = 10) -> None:
-    """Wait for a condition to hold."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  it is often the database that is waited for
-            await asyncio.sleep(0.01)

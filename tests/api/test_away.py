@@ -13,10 +13,11 @@ import psycopg
 import pytest
 
 from quotas.away import window_start
-from tests.api.support import Site, add_budget, bearer, make_key, problem, site, until
+from tests.api.support import Site, add_budget, bearer, make_key, problem, site
 from tests.api.test_reservations import PRICE, Gateway, ask, held
 from tests.factories import GATEWAY
 from tests.support.ledger import Ledger
+from tests.support.waiting import until
 
 
 @contextmanager

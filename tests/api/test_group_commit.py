@@ -13,9 +13,10 @@ from api.group_commit import GroupCommit
 from ingest.intake import Intake
 from ledger import failpoints
 from ledger.database import CALENDAR_LOCK
-from tests.api.support import make_key, outcomes, problem, site, until
+from tests.api.support import make_key, outcomes, problem, site
 from tests.factories import GATEWAY, make_event
-from tests.support.ledger import Ledger
+from tests.support.ledger import Ledger, writer_away
+from tests.support.waiting import until
 
 PRICE = Decimal("0.00028")
 
@@ -26,20 +27,6 @@ def calendar_held(ledger: Ledger) -> Iterator[None]:
     with psycopg.connect(ledger.database.url) as holder:
         holder.execute("select pg_advisory_xact_lock(%s)", [CALENDAR_LOCK])
         yield
-
-
-@contextmanager
-def writer_away(ledger: Ledger) -> Iterator[None]:
-    """Let the writer neither in nor stay."""
-    ledger.superuser.execute("alter role tallystick_writer nologin")
-    ledger.superuser.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'tallystick_writer' and datname = %s",
-        [ledger.database.name],
-    )
-    try:
-        yield
-    finally:
-        ledger.superuser.execute("alter role tallystick_writer login")
 
 
 def is_waiting(ledger: Ledger) -> bool:

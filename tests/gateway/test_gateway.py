@@ -23,18 +23,12 @@ from tests.gateway import model_server
 from tests.gateway.gateway import HEARTBEAT, Caller, Route, Settings, create_app
 from tests.gateway.model_server import Answer, Script
 from tests.support.ledger import Ledger
+from tests.support.waiting import until
 
 IN, OUT = Decimal("0.000002"), Decimal("0.000008")
 """Of m-sub: 2.00 and 8.00 for a million; m-small costs a tenth."""
 HELLO = [{"role": "user", "content": "Hello!"}]
 """Six bytes: at most 14 tokens for an ask, about 5 for an estimate."""
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that another process or task brings about."""
-    async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110  what is waited for happens elsewhere, where no event of ours can be set
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

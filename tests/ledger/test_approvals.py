@@ -1,7 +1,6 @@
 """Approvals: an act that needs two people is done once, by one of them, after the other has said yes."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
@@ -14,12 +13,6 @@ from tests.support.databases import Database
 ACT = "corrections.reverse"
 NEEDED = frozenset({ACT})
 DETAIL = {"tenant_id": "t-alpha", "request_id": "r-1", "amount": "0.10"}
-
-
-@pytest.fixture
-async def operator(database: Database) -> AsyncIterator[Connection]:
-    async with await connect(database.url_for("tallystick_operator")) as connection:
-        yield connection
 
 
 async def asked(

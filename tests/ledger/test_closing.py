@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -35,13 +34,6 @@ def dollars(event_id: str, amount: str, at: str = "2026-01-10T00:00:00Z", **over
 @pytest.fixture
 async def priced(ledger: Ledger) -> Ledger:
     return await ledger.add_price(input="1.00", output="1.00")
-
-
-@pytest.fixture
-async def operator(ledger: Ledger) -> AsyncIterator[Connection]:
-    """A connection with the rights that commands have."""
-    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
-        yield connection
 
 
 async def close(operator: Connection, month: date = JANUARY, tenant_id: str | None = "t-alpha", **more: Any) -> None:

@@ -57,12 +57,6 @@ async def writer(ledger: Ledger) -> AsyncIterator[Connection]:
         yield connection
 
 
-@pytest.fixture
-async def operator(ledger: Ledger) -> AsyncIterator[Connection]:
-    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
-        yield connection
-
-
 async def done(writer: Connection, change: Any, **other: Any) -> Corrected:
     found = await correct(
         writer, Wanted(change, other.pop("correction_id", None)), **{"actor": "ann", "reason": "because", **other}

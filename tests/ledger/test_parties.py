@@ -1,6 +1,5 @@
 """Parties over time: merges, leaving, suspension and ranks move the future, and never what is in the ledger."""
 
-from collections.abc import AsyncIterator
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -11,7 +10,7 @@ from ingest.usage_events import Speaker
 from ledger import registry
 from ledger.acts import acts_about
 from ledger.api_keys import create_key, revoke_key
-from ledger.database import Connection, connect
+from ledger.database import Connection
 from ledger.errors import ActRefused, AlreadyThere, Unknown
 from ledger.parties import Calendar, Parties, Period, Tenant, TenantVersion
 from ledger.times import parse_rfc3339
@@ -35,13 +34,6 @@ def dollars(event_id: str, amount: str, when: str, **overrides: Any) -> dict[str
 @pytest.fixture
 async def priced(ledger: Ledger) -> Ledger:
     return await ledger.add_price(input="1.00", output="1.00")
-
-
-@pytest.fixture
-async def operator(ledger: Ledger) -> AsyncIterator[Connection]:
-    """A connection with the rights that commands have."""
-    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
-        yield connection
 
 
 def billed(ledger: Ledger) -> dict[tuple[str, date], Decimal]:

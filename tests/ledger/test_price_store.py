@@ -1,7 +1,6 @@
 """Cards and rate sets come back from Postgres as they went in, once each."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import date
 from decimal import Decimal
 
@@ -35,18 +34,6 @@ FULL = make_card(
     missing_component="use_input_rate",
     billing_rules={"own_key": "free"},
 )
-
-
-@pytest.fixture
-async def operator(database: Database) -> AsyncIterator[Connection]:
-    async with await connect(database.url_for("tallystick_operator")) as connection:
-        yield connection
-
-
-@pytest.fixture
-async def writer(database: Database) -> AsyncIterator[Connection]:
-    async with await connect(database.url_for("tallystick_writer")) as connection:
-        yield connection
 
 
 async def version(connection: Connection) -> int:

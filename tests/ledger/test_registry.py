@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ledger import registry
-from ledger.database import Connection, connect
+from ledger.database import Connection
 from ledger.errors import ActRefused
 from ledger.money import CURRENCIES, currency_exponent
 from ledger.times import parse_rfc3339
@@ -14,13 +14,6 @@ from tests.factories import make_event
 from tests.support.ledger import Ledger
 
 RECEIVED = "2027-01-01T00:00:00Z"
-
-
-@pytest.fixture
-async def operator(ledger: Ledger) -> Any:
-    """A connection with the rights that commands have."""
-    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
-        yield connection
 
 
 async def use(ledger: Ledger, event_id: str, at: str, **overrides: Any) -> None:

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -45,18 +44,6 @@ V3 = make_card(
     replaces=V2.content_hash,
 )
 AT_COST = make_card(book="charge", model=None, markup=Decimal(1), effective_at="2020-01-01T00:00:00Z")
-
-
-@pytest.fixture
-async def operator(ledger: Ledger) -> AsyncIterator[Connection]:
-    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
-        yield connection
-
-
-@pytest.fixture
-async def writer(ledger: Ledger) -> AsyncIterator[Connection]:
-    async with await connect(ledger.database.url_for("tallystick_writer")) as connection:
-        yield connection
 
 
 async def deep(ledger: Ledger, *cards: Card) -> None:

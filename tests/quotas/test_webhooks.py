@@ -14,7 +14,7 @@ from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
 from ledger import failpoints
-from ledger.database import Connection, connect
+from ledger.database import Connection
 from ledger.errors import ActRefused
 from quotas import webhooks
 from quotas.webhooks import Added, Rules, Sent
@@ -29,12 +29,6 @@ HERE = Rules(allow_private=True)
 async def receiver() -> AsyncIterator[Receiver]:
     async with listening() as one:
         yield one
-
-
-@pytest.fixture
-async def operator(ledger: Ledger) -> AsyncIterator[Connection]:
-    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
-        yield connection
 
 
 async def add(connection: Connection, url: str, **values: Any) -> Added:

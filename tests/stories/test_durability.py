@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,8 @@ from tallystick.embedded import EmbeddedBroker
 from tests.api.support import make_key, problem, site
 from tests.factories import GATEWAY, event_bytes, make_event
 from tests.stories.test_worker import seen, wait_for
-from tests.support.ledger import Failpoint, Ledger
+from tests.support.ledger import Failpoint, Ledger, writer_away
 from tests.support.worker import WorkerProcess
-
-
-@contextmanager
-def writer_away(ledger: Ledger) -> Iterator[None]:
-    """Let the writer neither in nor stay."""
-    ledger.superuser.execute("alter role tallystick_writer nologin")
-    ledger.superuser.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'tallystick_writer' and datname = %s",
-        [ledger.database.name],
-    )
-    try:
-        yield
-    finally:
-        ledger.superuser.execute("alter role tallystick_writer login")
 
 
 def used(event_id: str, tokens: int, **overrides: Any) -> dict[str, Any]:

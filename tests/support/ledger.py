@@ -1,7 +1,7 @@
 """A ledger to try things on: parties, periods and prices by short calls, events posted by the road that everybody uses."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Self
@@ -269,3 +269,17 @@ def now() -> int:
 
 
 __all__ = ["RECEIVED", "Body", "Failpoint", "Ledger", "now"]
+
+
+@contextmanager
+def writer_away(ledger: Ledger) -> Iterator[None]:
+    """Let the writer neither in nor stay."""
+    ledger.superuser.execute("alter role tallystick_writer nologin")
+    ledger.superuser.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'tallystick_writer' and datname = %s",
+        [ledger.database.name],
+    )
+    try:
+        yield
+    finally:
+        ledger.superuser.execute("alter role tallystick_writer login")

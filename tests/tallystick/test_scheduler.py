@@ -19,6 +19,7 @@ from tallystick.addresses import configured
 from tallystick.scheduler import Job, jobs, schedule
 from tallystick.settings import Settings
 from tests.support.databases import Database
+from tests.support.waiting import until
 
 CHECKOUT = Path(__file__).parent.parent.parent
 
@@ -37,12 +38,6 @@ def counting(name: str, done: list[str], fails: bool = False) -> Job:
         return "done"
 
     return Job(name, 0.05, do)
-
-
-async def until(holds: Callable[[], bool], seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110  what is waited for lies in a log or in the database
-            await asyncio.sleep(0.01)
 
 
 async def stopped(*tasks: "asyncio.Task[None]") -> None:
