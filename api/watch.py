@@ -41,5 +41,5 @@ class Watch:
 
 
 async def _watched(connection: Connection) -> list[Found]:
-    cursor = await connection.execute("select name, label, value from ledger.watched()")
+    cursor = await connection.execute("select * from ledger.watched() union all select * from quotas.watched()")
     return [(row[0], row[1], row[2]) for row in await cursor.fetchall()]

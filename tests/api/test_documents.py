@@ -249,6 +249,39 @@ async def test_metrics_say_what_the_last_proofs_found_and_name_nobody(world: Led
         assert "alpha" not in (await here.client.get("/metrics")).text
 
 
+async def test_gauges_say_how_long_webhooks_holds_and_calls_have_waited(world: Ledger) -> None:
+    """A message for an hour, and an older one that its disabled endpoint does not take; a hold due for two, a call ended for three."""
+    world.superuser.execute(
+        "insert into quotas.webhook_endpoints (endpoint_id, url, disabled_at) values ('we_1', 'https://a', null), ('we_2', 'https://b', now());"
+        "insert into quotas.outbox (message_id, fact, kind, payload, created_at) values"
+        " ('00000000-0000-0000-0000-000000000001', 'f1', 'webhook.test', '{}', now() - interval '1 hour'),"
+        " ('00000000-0000-0000-0000-000000000002', 'f2', 'webhook.test', '{}', now() - interval '9 hours');"
+        "insert into quotas.deliveries (message_id, endpoint_id) values"
+        " ('00000000-0000-0000-0000-000000000001', 'we_1'), ('00000000-0000-0000-0000-000000000002', 'we_2')"
+    )
+    add_budget(world)
+    gateway = await make_key(world, source=GATEWAY)
+    async with site(world) as here:
+        for name in ("r-1", "r-2"):
+            ask = {
+                "reservation_id": name,
+                "tenant_id": "t-alpha",
+                "provider": "openai",
+                "model": "m-sub",
+                "charge": "0.10",
+            }
+            answer = await here.client.post("/v1/reservations", json=ask, headers=bearer(gateway))
+            assert answer.status_code == 201, answer.text
+        world.superuser.execute(
+            "update quotas.reservations set expires_at = now() - interval '2 hours' where reservation_id = 'r-1';"
+            "update quotas.reservations set state = 'awaiting_entry', ended_at = now() - interval '3 hours' where reservation_id = 'r-2'"
+        )
+        for name, hours in (("webhooks_oldest", 1), ("holds_overdue", 2), ("entries_awaited", 3)):
+            assert hours * 3600 <= await here.metric(f"tallystick_{name}_seconds") < hours * 3600 + 100
+        assert await here.metric("tallystick_webhooks_disabled") == 1
+        assert "tallystick_prepaid_limits_overdue_seconds 0.0" in (await here.client.get("/metrics")).text
+
+
 def test_the_readme_lists_all_routes_and_problems() -> None:
     readme = (Path(errors.__file__).parent / "README.md").read_text()
     missing = [code for code in PROBLEMS if f"`{code}`" not in readme]
