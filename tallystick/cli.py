@@ -14,11 +14,11 @@ from tallystick.commands import (
     budgets,
     canary,
     corrections,
+    dead_letters,
     exchange_rates,
     gaps,
     grants,
     keys,
-    letters,
     names,
     parties,
     periods,
@@ -48,7 +48,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql,
 ):  # fmt: skip
     module.register(app)
 
