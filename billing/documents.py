@@ -1,0 +1,143 @@
+"""What stands on an invoice and on a credit note: frozen values that add up, or cannot be built. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Literal
+
+from ledger.money import EXACT, currency_exponent
+
+LineKind = Literal["usage", "fee", "minimum", "discount"]
+"""usage: the fold of entries; the others are agreed, and stand outside the usage proof."""
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Who issues or pays, as printed: copied at issue, so that a later change of address moves no document."""
+
+    party_id: str
+    name: str
+    address: tuple[str, ...] = ()
+    country: str | None = None
+    tax_id: str | None = None
+    email: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a document. `exact_amount` is unrounded; `amount` is what is printed, at the currency's exponent."""
+
+    line_no: int
+    kind: LineKind
+    description: str
+    service_start: date
+    service_end: date
+    """Exclusive."""
+    feature: str | None
+    provider: str | None
+    model: str | None
+    meter: str | None
+    quantity: Decimal | None
+    """In the meter's unit; None where the line is an amount."""
+    unit_price: Decimal | None
+    """For `per` units, unrounded; None where entries of the line have several."""
+    per: int | None
+    exact_amount: Decimal
+    amount: Decimal
+    tax_category: str
+
+    def is_late(self, period_start: date) -> bool:
+        """Say whether the line's service period lies before the month that it is billed in."""
+        return self.service_start < period_start
+
+
+@dataclass(frozen=True, slots=True)
+class Tax:
+    """Tax of one category on a document: on the rounded subtotal of its lines."""
+
+    category: str
+    label: str
+    rate: Decimal
+    base: Decimal
+    amount: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class CreditApplied:
+    """What a grant, paid in advance, takes off the total."""
+
+    grant_id: str
+    description: str
+    amount: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What invoices and credit notes have in common; of a draft, `number` and `issued_at` are None.
+
+    Amounts are positive on both kinds: a credit note's are what is given back.
+    """
+
+    kind: Literal["invoice", "credit_note"]
+    document_id: str | None
+    number: str | None
+    issued_at: datetime | None
+    state: Literal["draft", "issued", "voided"]
+    issuer: Party
+    customer: Party
+    tenant_id: str
+    posting_period: date
+    period_start: date
+    period_end: date
+    """Exclusive."""
+    time_zone: str
+    currency: str
+    language: str
+    """BCP 47 tag of the printed words."""
+    lines: Sequence[Line]
+    taxes: Sequence[Tax]
+    credits: Sequence[CreditApplied]
+    exact_subtotal: Decimal
+    subtotal: Decimal
+    tax_total: Decimal
+    total: Decimal
+    """subtotal + tax_total."""
+    credit_total: Decimal
+    amount_due: Decimal
+    """total - credit_total; never below zero."""
+    due_date: date | None
+    digest: str
+    """SHA-256, hex, over everything that is printed but number and time of issue."""
+    corrects_number: str | None = None
+    """Of a credit note: the invoice that it corrects."""
+    reason: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Errors: ValueError naming the sum that does not hold."""
+        exponent = currency_exponent(self.currency)
+        sums = {
+            "lines do not add up to the subtotal": (_sum(line.amount for line in self.lines), self.subtotal),
+            "exact lines do not add up": (_sum(line.exact_amount for line in self.lines), self.exact_subtotal),
+            "bases of tax do not add up to the subtotal": (_sum(tax.base for tax in self.taxes), self.subtotal),
+            "taxes do not add up": (_sum(tax.amount for tax in self.taxes), self.tax_total),
+            "subtotal and tax are not the total": (EXACT.add(self.subtotal, self.tax_total), self.total),
+            "credits do not add up": (_sum(credit.amount for credit in self.credits), self.credit_total),
+            "total less credit is not what is due": (EXACT.subtract(self.total, self.credit_total), self.amount_due),
+        }
+        for rule, (found, stated) in sums.items():
+            if found != stated:
+                raise ValueError(f"{self.kind} of {self.tenant_id}: {rule}: {found} is not {stated}")
+        if self.amount_due < 0:
+            raise ValueError(f"{self.kind} of {self.tenant_id}: {self.amount_due} is below zero")
+        for amount in (self.subtotal, self.tax_total, self.total, self.credit_total, self.amount_due):
+            if amount % Decimal(1).scaleb(-exponent):
+                raise ValueError(f"{self.kind} of {self.tenant_id}: {amount} has more places than {self.currency}")
+
+
+def _sum(amounts: Iterable[Decimal]) -> Decimal:
+    total = Decimal(0)
+    for amount in amounts:
+        total = EXACT.add(total, amount)
+    return total
