@@ -5,7 +5,7 @@ from alembic import context
 
 from migrations.run import OWNER, tables
 
-SCHEMAS = {"ledger", "quotas"}
+SCHEMAS = {"ledger", "quotas", "billing"}
 
 
 def run() -> None:

@@ -115,6 +115,7 @@ def _make_roles(connection: psycopg.Connection, passwords: dict[str, str]) -> No
     )
     connection.execute(f"create schema if not exists ledger authorization {OWNER}")
     connection.execute(f"create schema if not exists quotas authorization {OWNER}")
+    connection.execute(f"create schema if not exists billing authorization {OWNER}")
     connection.execute("create schema if not exists marts authorization tallystick_rollup")
     connection.execute(
         "grant usage on schema marts to tallystick_analyst, tallystick_billing, tallystick_operator, tallystick_api"
@@ -259,8 +260,11 @@ def _revision(connection: psycopg.Connection) -> str | None:
 
 def routines() -> dict[str, str]:
     """Return the repeatable texts by name, in the order in which they are applied."""
-    ledger = {path.name: path.read_text() for path in sorted((HERE.parent / "ledger" / "sql").glob("[0-9]*.sql"))}
-    return {**ledger, **windows.routines()}
+
+    def texts(room: str) -> dict[str, str]:
+        return {path.name: path.read_text() for path in sorted((HERE.parent / room / "sql").glob("[0-9]*.sql"))}
+
+    return {**texts("ledger"), **windows.routines(), **texts("billing")}
 
 
 def _apply_routines(connection: psycopg.Connection, *, tables_moved: bool) -> None:
@@ -291,7 +295,8 @@ def _apply_routines(connection: psycopg.Connection, *, tables_moved: bool) -> No
 
 def tables() -> list[sa.MetaData]:
     """Return the metadata of every room that has tables."""
+    from billing.tables import metadata as billing_tables
     from ledger.tables import metadata as ledger_tables
     from quotas.tables import metadata as quotas_tables
 
-    return [ledger_tables, quotas_tables]
+    return [ledger_tables, quotas_tables, billing_tables]

@@ -149,7 +149,7 @@ def test_every_table_of_facts_is_guarded_whatever_its_name(database: Database) -
                 exists (select from pg_trigger as t where t.tgrelid = c.oid and t.tgname = 'refuse_truncate' and t.tgenabled = 'O')
             from pg_class as c
             where
-                c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace)
+                c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'billing'::regnamespace)
                 and c.relkind in ('r', 'p')
                 and (
                     c.relispartition

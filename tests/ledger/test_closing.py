@@ -256,9 +256,9 @@ async def test_opening_again_is_an_act_and_its_seal_stays(priced: Ledger, operat
 async def test_what_a_room_above_made_of_a_month_keeps_it_closed(priced: Ledger, operator: Connection) -> None:
     """A room says so in a function of its own schema, which nobody has to register."""
     await close(operator)
-    priced.superuser.execute("create schema billing authorization tallystick_owner")
+    priced.superuser.execute("create schema above authorization tallystick_owner")
     priced.superuser.execute(
-        "set role tallystick_owner; create function billing.what_depends_on(t text, m date) returns setof text language sql"
+        "set role tallystick_owner; create function above.what_depends_on(t text, m date) returns setof text language sql"
         " as $$ select 'invoice 7 is issued' where t = 't-alpha' and m = '2026-01-01' $$; reset role"
     )
     assert await closing.what_depends_on(operator, "t-alpha", JANUARY) == ["invoice 7 is issued"]

@@ -22,7 +22,7 @@ def differences(database: Database) -> list[Any]:
 
         def is_ours(name: str | None, kind: str, _parents: Any) -> bool:
             if kind == "schema":
-                return name in {"ledger", "quotas"}
+                return name in {"ledger", "quotas", "billing"}
             return not (kind == "table" and name in leaves)
 
         context = MigrationContext.configure(
@@ -44,10 +44,10 @@ def fingerprint(database: Database) -> list[tuple[Any, ...]]:
         return connection.execute(
             """
             select 'class', oid::regclass::text, xmin::text from pg_class
-            where relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'marts'::regnamespace)
+            where relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'billing'::regnamespace, 'marts'::regnamespace)
             union all
             select 'function', oid::regprocedure::text, xmin::text from pg_proc
-            where pronamespace in ('ledger'::regnamespace, 'quotas'::regnamespace)
+            where pronamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'billing'::regnamespace)
             union all
             select 'trigger', tgrelid::regclass || ' ' || tgname, xmin::text from pg_trigger
             union all
@@ -124,7 +124,7 @@ def test_every_table_view_and_column_says_what_it_is(database: Database) -> None
             from pg_class as c
             left join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
             where
-                c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace)
+                c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'billing'::regnamespace)
                 and c.relkind in ('r', 'p', 'v')
                 and not c.relispartition
                 and (obj_description(c.oid, 'pg_class') is null or col_description(c.oid, a.attnum) is null)
@@ -142,7 +142,7 @@ def guards_and_rights(database: Database) -> list[tuple[Any, ...]]:
             union all
             select 'rights', c.oid::regclass::text, a.grantee::regrole || ' ' || a.privilege_type
             from pg_class as c cross join aclexplode(c.relacl) as a
-            where c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace) and a.grantee <> c.relowner
+            where c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'billing'::regnamespace) and a.grantee <> c.relowner
             union all
             select 'policy', polrelid::regclass::text, polname::text from pg_policy
             order by 1, 2, 3

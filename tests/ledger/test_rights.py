@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).parent.parent.parent
 _MARK = "<!-- from here on as the catalogue has it: `make rights` writes it -->\n"
 
 
-@pytest.mark.parametrize("room", ["ledger", "quotas"])
+@pytest.mark.parametrize("room", ["ledger", "quotas", "billing"])
 def test_the_page_of_rights_says_what_the_catalogue_has(database: Database, room: str) -> None:
     """Whoever adds a table or a grant changes the page with it, so that a reviewer reads who may do what."""
     page = CHECKOUT / room / "rights.md"
@@ -34,7 +34,7 @@ def test_the_columns_of_views_change_on_purpose_only(database: Database) -> None
         rows = connection.execute(
             "select c.oid::regclass || ' ' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)"
             " from pg_class as c join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0"
-            " where c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace) and c.relkind = 'v'"
+            " where c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'billing'::regnamespace) and c.relkind = 'v'"
             " order by c.oid::regclass::text, a.attnum"
         ).fetchall()
     found = "".join(f"{line}\n" for (line,) in rows)
@@ -88,7 +88,7 @@ def test_a_limit_that_an_administrator_set_stays(database: Database) -> None:
 @pytest.mark.parametrize("role", sorted(role for role in LIMITS if role != "tallystick_rollup"))
 def test_no_role_but_the_rollup_makes_tables(database: Database, role: str) -> None:
     with database.connect(role, autocommit=True) as connection:
-        for schema in ("public", "ledger", "quotas", "marts"):
+        for schema in ("public", "ledger", "quotas", "billing", "marts"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(f"create table {schema}.mine (x int)".encode())
 

@@ -118,7 +118,7 @@ def test_functions_with_the_owners_rights_are_closed_and_fix_their_path(database
             select p.oid::regprocedure::text, coalesce(array_to_string(p.proconfig, ' '), ''), p.prorettype = 'trigger'::regtype,
                 exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) as a where a.grantee = 0)
             from pg_proc as p
-            where p.prosecdef and p.pronamespace in ('ledger'::regnamespace, 'quotas'::regnamespace)
+            where p.prosecdef and p.pronamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'billing'::regnamespace)
             """
         ).fetchall()
     assert len(rows) >= 4
@@ -163,7 +163,7 @@ def test_a_view_runs_with_the_rights_of_whoever_asks_or_is_a_readers(database: D
     with database.connect() as connection:
         rows = connection.execute(
             "select c.oid::regclass::text, coalesce(c.reloptions, '{}')::text[] from pg_class as c"
-            " where c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace) and c.relkind = 'v'"
+            " where c.relnamespace in ('ledger'::regnamespace, 'quotas'::regnamespace, 'billing'::regnamespace) and c.relkind = 'v'"
         ).fetchall()
     assert len(rows) >= 4
     for name, options in rows:

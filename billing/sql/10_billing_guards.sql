@@ -1,0 +1,104 @@
+-- What was issued, agreed or refused stays as it was written: rows are added, never changed.
+do $$
+declare
+    kept text;
+begin
+    foreach kept in array array[
+        'bounds',
+        'credited_entries',
+        'customers',
+        'document_credits',
+        'document_lines',
+        'document_taxes',
+        'documents',
+        'issuers',
+        'items',
+        'parked',
+        'tax_rates',
+        'voids'
+    ] loop
+        execute format(
+            'create or replace trigger refuse_change before update or delete on billing.%I'
+            ' for each row execute function ledger.refuse_change()',
+            kept
+        );
+        execute format(
+            'create or replace trigger refuse_truncate before truncate on billing.%I'
+            ' for each statement execute function ledger.refuse_change()',
+            kept
+        );
+    end loop;
+end
+$$;
+
+-- Numbers follow each other, by entity and kind, whoever writes them: the first is 1, and none is left out.
+create or replace function billing.refuse_gap() returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    newest bigint;
+begin
+    select d.number_value
+    into newest
+    from billing.documents as d
+    where d.entity_id = new.entity_id and d.kind = new.kind
+    order by d.number_value desc
+    limit 1;
+    if new.number_value <> coalesce(newest, 0) + 1 then
+        raise exception using
+            errcode = 'TS004',
+            message = format('%s %s of %s does not follow %s', new.kind, new.number_value, new.entity_id, coalesce(newest, 0));
+    end if;
+    return new;
+end
+$$;
+
+create or replace trigger refuse_gap
+before insert on billing.documents
+for each row execute function billing.refuse_gap();
+
+-- Only the transaction that issues a document writes its lines, taxes, credits and entries.
+create or replace function billing.refuse_addition() returns trigger
+language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    issued text;
+begin
+    select d.number
+    into issued
+    from (select distinct n.document_id from new_rows as n) as n
+    join billing.documents as d on d.document_id = n.document_id
+    where d.written_in <> pg_current_xact_id()::text::bigint
+    limit 1;
+    if found then
+        raise exception using
+            errcode = 'TS002',
+            message = format('%s is issued: nothing is added to it', issued);
+    end if;
+    return null;
+end
+$$;
+
+create or replace trigger refuse_addition
+after insert on billing.document_lines
+referencing new table as new_rows
+for each statement execute function billing.refuse_addition();
+
+create or replace trigger refuse_addition
+after insert on billing.document_taxes
+referencing new table as new_rows
+for each statement execute function billing.refuse_addition();
+
+create or replace trigger refuse_addition
+after insert on billing.document_credits
+referencing new table as new_rows
+for each statement execute function billing.refuse_addition();
+
+create or replace trigger refuse_addition
+after insert on billing.credited_entries
+referencing new table as new_rows
+for each statement execute function billing.refuse_addition();
