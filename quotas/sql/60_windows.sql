@@ -94,6 +94,28 @@ return case
     else 0
 end;
 
+-- Writes down what entries have posted under reservations, and which of them they closed. Apart from the statement that found it
+-- out: that one must not go row by row, and this one must, or each batch would read all reservations that there are.
+create or replace function quotas.draw_holds(
+    tenants text[], ids text[], states text[], unders text[], batch_ids bigint[]
+) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+set enable_nestloop = on
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+as $$
+    update quotas.reservations as r
+    set
+        state = d.state,
+        ended_at = case when d.state <> r.state then coalesce(r.ended_at, clock_timestamp()) else r.ended_at end,
+        posted_under = d.posted_under::numeric[],
+        first_batch_id = coalesce(r.first_batch_id, d.batch_id)
+    from unnest(tenants, ids, states, unders, batch_ids) as d (tenant_id, reservation_id, state, posted_under, batch_id)
+    where r.tenant_id = d.tenant_id and r.reservation_id = d.reservation_id
+$$;
+
 -- Moves the budgets with the rows that are inserted, in the same transaction, whoever inserts, and draws the holds of the
 -- reservations that they name. Reservations are locked by key and then windows by key, each written once, so that two
 -- writers wait for each other and never in a circle.
@@ -104,6 +126,9 @@ set search_path = pg_catalog, pg_temp
 -- The rows of a batch have no statistics. A planner that expects one of them joins thousands with thousands row by row.
 set enable_nestloop = off
 as $$
+declare
+    written_count bigint;
+    drawn record;
 begin
     if not exists (select from new_rows where reservation_id is not null) then
         with rows as materialized (
@@ -127,7 +152,9 @@ begin
             group by r.budget_id, r.group_key, r.window_start, cause
         ),
 
-        {written from caused};
+        {written from caused}
+
+        select count(*) into strict written_count from moved;
         return null;
     end if;
 
@@ -214,22 +241,6 @@ begin
             on u.reservation_tenant = l.tenant_id and u.reservation_id = l.reservation_id and u.budget_id = l.budget_id
     ),
 
-    drawn as (
-        update quotas.reservations as r
-        set
-            state = l.state_after,
-            ended_at = case when l.state_after <> l.state then coalesce(r.ended_at, clock_timestamp()) else r.ended_at end,
-            posted_under = coalesce(h.posted_under, '{}'),
-            first_batch_id = coalesce(r.first_batch_id, l.batch_id)
-        from locked as l
-        left join (
-            select d.tenant_id, d.reservation_id, array_agg(d.posted_under order by d.place) as posted_under
-            from holds as d
-            group by d.tenant_id, d.reservation_id
-        ) as h using (tenant_id, reservation_id)
-        where r.tenant_id = l.tenant_id and r.reservation_id = l.reservation_id
-    ),
-
     moves as (
         select
             r.budget_id,
@@ -285,7 +296,24 @@ begin
         group by m.budget_id, m.group_key, m.window_start, m.cause
     ),
 
-    {written from caused};
+    {written from caused}
+
+    select
+        array_agg(l.tenant_id) as tenants,
+        array_agg(l.reservation_id) as ids,
+        array_agg(l.state_after) as states,
+        array_agg(coalesce(h.posted_under, '{}')::text) as posted_under,
+        array_agg(l.batch_id) as batch_ids
+    into strict drawn
+    from locked as l
+    left join (
+        select d.tenant_id, d.reservation_id, array_agg(d.posted_under order by d.place) as posted_under
+        from holds as d
+        group by d.tenant_id, d.reservation_id
+    ) as h using (tenant_id, reservation_id);
+    if drawn.ids is not null then
+        perform quotas.draw_holds(drawn.tenants, drawn.ids, drawn.states, drawn.posted_under, drawn.batch_ids);
+    end if;
     return null;
 end
 $$;
@@ -376,6 +404,7 @@ grant insert on quotas.windows to tallystick_operator;
 revoke update on quotas.windows from tallystick_operator;
 grant insert on quotas.excess, quotas.threshold_notes to tallystick_operator;
 grant usage on all sequences in schema quotas to tallystick_operator;
+revoke all on function quotas.draw_holds from public;
 revoke all on function quotas.fold_windows(text) from public;
 grant execute on function quotas.fold_windows(text) to tallystick_operator;
 revoke all on function quotas.fold_reservations() from public;

@@ -172,6 +172,8 @@ create or replace function quotas.reserve(
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+-- Plans are kept, and tables grow: those of a small table would read all of a large one.
+set enable_seqscan = off
 as $$
 declare
     units constant text[] := '{charge,cost,total_tokens,input_tokens,output_tokens,input_tokens_without_cache_reads,requests}';
@@ -262,7 +264,13 @@ begin
     for known in
         select a.n, r.content_hash = a.hash as is_same
         from unnest(a_tenant, a_id, a_hash) with ordinality as a (tenant_id, reservation_id, hash, n)
-        join quotas.reservations as r using (tenant_id, reservation_id)
+        -- `offset 0` makes it a look-up by key for each. A plan that was made while the table was small would read all of it.
+        cross join lateral (
+            select q.content_hash
+            from quotas.reservations as q
+            where q.tenant_id = a.tenant_id and q.reservation_id = a.reservation_id
+            offset 0
+        ) as r
     loop
         o_outcome[known.n] := case when known.is_same then 'known' else 'conflict' end;
     end loop;
@@ -944,6 +952,7 @@ create or replace function quotas.change_holds(
 ) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $$
 begin
     with changed as materialized (
@@ -1005,6 +1014,9 @@ create or replace function quotas.end_reservations(
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
     ended constant text := case act when 'settle' then 'awaiting_entry' when 'void' then 'voided' end;
@@ -1099,6 +1111,9 @@ returns table (n bigint, state text, is_changed boolean, expires_at timestamptz)
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
     now_at timestamptz := coalesce(wanted_at, clock_timestamp());
@@ -1178,6 +1193,7 @@ returns table (expired_count bigint, watermark timestamptz)
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 as $$
 declare
     now_at timestamptz;

@@ -69,18 +69,20 @@ noted as (
         -- A limit of zero is reached from the start, and noted once something touches it.
         or (l.limit_amount = 0 and (l.taken > 0 or l.has_unpriced))
     on conflict do nothing
-)
+),
 
-insert into quotas.excess (budget_id, group_key, window_start, batch_id, change, cause)
-select
-    l.budget_id,
-    l.group_key,
-    l.window_start,
-    l.batch_id,
-    e.change,
-    case when e.change > 0 then l.cause_up else l.cause_down end
-from limited as l
-cross join lateral (
-    select greatest(l.taken - l.limit_amount, 0) - greatest(l.taken_before - l.limit_amount, 0) as change
-) as e
-where l.hardness = 'hard' and e.change <> 0
+exceeded as (
+    insert into quotas.excess (budget_id, group_key, window_start, batch_id, change, cause)
+    select
+        l.budget_id,
+        l.group_key,
+        l.window_start,
+        l.batch_id,
+        e.change,
+        case when e.change > 0 then l.cause_up else l.cause_down end
+    from limited as l
+    cross join lateral (
+        select greatest(l.taken - l.limit_amount, 0) - greatest(l.taken_before - l.limit_amount, 0) as change
+    ) as e
+    where l.hardness = 'hard' and e.change <> 0
+)

@@ -27,6 +27,7 @@ from tests.quotas.support import (
     spending,
 )
 from tests.support.ledger import Ledger
+from tests.support.waiting import until
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -812,3 +813,35 @@ async def test_what_was_admitted_while_nobody_could_ask_is_held_whatever_there_i
         assert refused.reason == "limit"
         await void(desk.connection, [("t-alpha", "r2")], at=desk.at)
         assert ledger.value("select sum(change) from quotas.excess") == 0
+
+
+# --- Growing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_call_reads_all_reservations_however_young_its_plans(ledger: Ledger) -> None:
+    """Plans are made while the tables are empty, and kept: with 3,000 reservations there each call still goes by key."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="100")
+
+    async def everything(desk: Desk, number: int) -> None:
+        names = [f"{number}-{place}" for place in range(4)]
+        await desk.reserve(*(make_ask(name, "0.01") for name in names))
+        await extend(desk.connection, [("t-alpha", names[0])], [700], at=desk.at)
+        await void(desk.connection, [("t-alpha", names[1])], at=desk.at)
+        await settle(desk.connection, [Settlement(tenant_id="t-alpha", reservation_id=names[2])], at=desk.at)
+        await used(ledger, f"e-{number}", "0.01", names[3])
+
+    async with Desk(ledger) as desk:
+        await desk.connection.execute("set plan_cache_mode = force_generic_plan")
+        await everything(desk, 1)
+        ledger.superuser.execute(
+            "insert into quotas.reservations (tenant_id, reservation_id, content_hash, basis, state, budget_ids, group_keys,"
+            " window_starts, reserved, posted_under, decided_at, expires_at)"
+            " select 't-alpha', 'old-' || n, gen_random_uuid(), 'expected', 'voided', '{}', '{}', '{}', '{}', '{}', now(), now()"
+            " from generate_series(1, 3000) as n"
+        )
+        await everything(desk, 2)
+    # A session tells what it read when it ends at the latest.
+    await until(lambda: ledger.value("select count(*) from pg_stat_activity where datname = current_database()") == 1)
+    read = ledger.value("select seq_tup_read from pg_stat_user_tables where relid = 'quotas.reservations'::regclass")
+    assert read < 1_000, f"{read} reservations were read one after the other"
