@@ -100,7 +100,9 @@ def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: flo
         raise RollupFailed(model, "there is no such mart")
     _check_nothing_retired(url)
     command = ["run", "--full-refresh", "--vars", "{rebuild: true}"]
-    selected = (model or "config.incremental_strategy:additive",)
+    selected = (
+        (model,) if model else tuple(f"config.incremental_strategy:{name}" for name in ("additive", "recomputed"))
+    )
     # Other variables make dbt read the whole project again; with a folder of its own a rebuild costs the next run nothing.
     return _invoke(url, home / "dbt" / "rebuild", home / "logs", command, selected, wait_seconds)
 

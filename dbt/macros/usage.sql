@@ -16,25 +16,3 @@
         "charge_amount", "charge_unpriced_count", "charge_unpriced_tokens",
     ]) }}
 {%- endmacro %}
-
-{#
-Sum measured entries by tenant, a stretch of time and all dimensions. Counts are whole numbers that may pass 2^31; a sum
-of bigint is numeric in Postgres, and the cast raises rather than wraps where it would pass 2^63.
-#}
-{% macro usage_folded(relation, time_column, time_expression) %}
-    select
-        tenant_id,
-        {{ time_expression }} as {{ time_column }},
-        {%- for dimension in usage_dimensions() %}
-        {{ dimension }},
-        {%- endfor %}
-        {%- for measure in usage_measures() %}
-        {%- if measure.endswith("_amount") %}
-        sum({{ measure }}) as {{ measure }}{{ "," if not loop.last }}
-        {%- else %}
-        sum({{ measure }})::bigint as {{ measure }}{{ "," if not loop.last }}
-        {%- endif %}
-        {%- endfor %}
-    from {{ relation }}
-    group by tenant_id, {{ time_expression }}, {{ usage_dimensions() | join(", ") }}
-{% endmacro %}

@@ -1,11 +1,15 @@
 {#
 How a mart consumes the ledger. Batches are numbered per feed, gapless and in commit order, so one number per feed says
-what a model has consumed: everything up to `low`. A run moves `high` to what is committed now, adds the entries of
-(low, high], and moves `low` to `high`, all in the model's own transaction: delta and watermark commit together or not.
-Timestamps play no part, so an event that comes late, or in a batch that commits late, adds to its old bucket.
+what a model has consumed: everything up to `low`. A run moves `high` to what was committed when the run began, folds the
+batches of (low, high], and moves `low` to `high`, all in the model's own transaction: delta and watermark commit together
+or not. Timestamps play no part, so an event that comes late, or in a batch that commits late, adds to its old bucket.
 #}
 
-{% macro make_watermarks() %}
+{#
+What is committed now, written down once for all models of the run: so that they agree with each other when it has ended.
+Each run has rows of its own; a second run at the same time freezes what it sees, and neither takes the other back.
+#}
+{% macro begin_run() %}
     create table if not exists {{ target.schema }}.watermarks (
         model text not null,
         feed_id integer not null,
@@ -16,32 +20,96 @@ Timestamps play no part, so an event that comes late, or in a batch that commits
     );
     comment on table {{ target.schema }}.watermarks is
     'One row per model and feed: the model holds all batches of the feed up to number low. high = low except inside a run.';
+    create table if not exists {{ target.schema }}.run_batches (
+        run_id text not null,
+        feed_id integer not null,
+        number bigint not null,
+        frozen_at timestamptz not null default now(),
+        primary key (run_id, feed_id)
+    );
+    comment on table {{ target.schema }}.run_batches is
+    'One row per run in hand and feed: the last batch that the run consumes.';
+    {# Of runs that were killed. None lasts a week. #}
+    delete from {{ target.schema }}.run_batches where frozen_at < now() - interval '7 days';
+    insert into {{ target.schema }}.run_batches (run_id, feed_id, number)
+    select
+        '{{ invocation_id }}',
+        feed_id,
+        last_number
+    from {{ source('ledger', 'feeds') }}
+    where last_number > 0
 {% endmacro %}
+
+{% macro end_run() %}
+    delete from {{ target.schema }}.run_batches where run_id = '{{ invocation_id }}'
+{% endmacro %}
+
+{# Strategies whose models consume batches; the others look at everything each time. #}
+{% macro consumes_batches(node) -%}
+    {{ return(node.config.incremental_strategy in ["additive", "recomputed"]) }}
+{%- endmacro %}
+
+{# The marts with watermarks that a model is made from, straight or by way of models that have no table. #}
+{% macro consumed_marts(node) -%}
+    {%- set found = [] -%}
+    {%- for parent_id in node.depends_on.nodes if parent_id.startswith("model.") -%}
+        {%- set parent = graph.nodes[parent_id] -%}
+        {%- if consumes_batches(parent) -%}
+            {%- do found.append(parent.alias) -%}
+        {%- elif parent.config.materialized == "ephemeral" -%}
+            {%- do found.extend(consumed_marts(parent)) -%}
+        {%- endif -%}
+    {%- endfor -%}
+    {{ return(found | unique | sort) }}
+{%- endmacro %}
 
 {# Two runs of one model wait for each other; without it both could read a batch before either marks it. #}
 {% macro lock_model() %}
+    {%- if consumes_batches(model) -%}
     select pg_advisory_xact_lock(hashtextextended('{{ this.schema }}.{{ this.identifier }}', 0))
+    {%- endif -%}
 {% endmacro %}
 
 {# A statement of its own after the lock, so that its snapshot shows what the run before has committed. #}
 {% macro open_batches() %}
+    {%- if consumes_batches(model) -%}
+    {# A table that is made new holds nothing yet, whatever was consumed into the one before. #}
+    {% if not is_incremental() %}
+    update {{ source('marts', 'watermarks') }}
+    set
+        low = 0,
+        high = 0
+    where model = '{{ this.identifier }}';
+    {% endif %}
     insert into {{ source('marts', 'watermarks') }} as w (model, feed_id, low, high)
     select
         '{{ this.identifier }}',
-        f.feed_id,
+        r.feed_id,
         0,
-        f.last_number
-    from {{ source('ledger', 'feeds') }} as f
+        {# What is made from other marts goes no further than they are: a run of this model alone finds them behind. #}
+        least(
+            r.number
+            {%- for mart in consumed_marts(model) %},
+            coalesce((
+                select u.low
+                from {{ source('marts', 'watermarks') }} as u
+                where u.model = '{{ mart }}' and u.feed_id = r.feed_id
+            ), 0)
+            {%- endfor %}
+        )
+    from {{ target.schema }}.run_batches as r
+    where r.run_id = '{{ invocation_id }}'
     on conflict (model, feed_id) do update set
-        {# A table that is made new holds nothing yet, whatever was consumed into the one before. #}
-        {% if not is_incremental() %}low = 0,{% endif %}
         high = greatest(excluded.high, w.low)
+    {%- endif -%}
 {% endmacro %}
 
 {% macro close_batches() %}
+    {%- if consumes_batches(model) -%}
     update {{ source('marts', 'watermarks') }}
     set low = high
     where model = '{{ this.identifier }}' and low <> high
+    {%- endif -%}
 {% endmacro %}
 
 {#
@@ -78,4 +146,69 @@ read the whole ledger for a handful of new batches.
         offset 0
     ) as e
     where w.model = '{{ this.identifier }}'
+{% endmacro %}
+
+{#
+The rows of a relation that names its batch, such as the windows of GPU nodes, in the batches (low, high] of this model;
+`relation` needs an index on batch_id.
+#}
+{% macro unconsumed_by_batch(relation) %}
+    select e.*
+    from {{ source('marts', 'watermarks') }} as w
+    cross join lateral (
+        select n.batch_id
+        from {{ ref('stg_ledger__batches') }} as n
+        where n.feed_id = w.feed_id and n.batch_number > w.low and n.batch_number <= w.high
+        offset 0
+    ) as b
+    cross join lateral (
+        select r.*
+        from {{ relation }} as r
+        where r.batch_id = b.batch_id
+        offset 0
+    ) as e
+    where w.model = '{{ this.identifier }}'
+{% endmacro %}
+
+{# The batches beyond what this model holds at the end of the run: few, whatever the ledger's size. #}
+{% macro later_batches() %}
+    select n.batch_id
+    from {{ ref('stg_ledger__batches') }} as n
+    left join {{ source('marts', 'watermarks') }} as w on w.feed_id = n.feed_id and w.model = '{{ this.identifier }}'
+    where n.batch_number > coalesce(w.high, 0)
+{% endmacro %}
+
+{#
+All rows of `relation` (one per entry, with tenant_id, occurred_at and batch_id) of the stretches of time in `buckets`, a
+relation with tenant_id and the columns named by `starts_at` and `ends_at`; with the columns of `buckets`. Each stretch is
+read by the index on tenant and time; a table that is made from nothing reads all entries once instead.
+#}
+{% macro entries_within(buckets, relation, starts_at="starts_at", ends_at="ends_at") %}
+    select
+        k.{{ starts_at }} as bucket_starts_at,
+        k.{{ ends_at }} as bucket_ends_at,
+        e.*
+    from {{ buckets }} as k
+    {% if is_incremental() -%}
+    cross join lateral (
+        select r.*
+        from {{ relation }} as r
+        where r.tenant_id = k.tenant_id and r.occurred_at >= k.{{ starts_at }} and r.occurred_at < k.{{ ends_at }}
+        offset 0
+    ) as e
+    {%- else -%}
+    join {{ relation }} as e
+        on e.tenant_id = k.tenant_id and e.occurred_at >= k.{{ starts_at }} and e.occurred_at < k.{{ ends_at }}
+    {%- endif %}
+    where e.batch_id not in ({{ later_batches() }})
+{% endmacro %}
+
+{#
+The last step of a recomputed model: the rows made anew for the buckets in `touched`. A bucket of which nothing is left is a
+row of nulls but for its name, which the strategy takes as: delete what stood there.
+#}
+{% macro replacing(rows, touched) %}
+    select *
+    from {{ touched }}
+    {{ "left join" if is_incremental() else "join" }} {{ rows }} using ({{ model.config.meta.buckets | join(", ") }})
 {% endmacro %}

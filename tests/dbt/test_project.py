@@ -22,7 +22,9 @@ def invoke(url: str, folder: Path, *command: str) -> Any:
             [
                 *command, "--project-dir", str(PROJECT), "--profiles-dir", str(PROJECT), "--log-level", "none",
                 "--target-path", str(folder), "--log-path", str(folder), "--no-send-anonymous-usage-stats",
-                "--no-version-check", "--warn-error",
+                "--no-version-check",
+                # A subject's folder has its lines in dbt_project.yml before its first mart.
+                "--warn-error-options", '{"error": "all", "warn": ["UnusedResourceConfigPath"]}',
             ]
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ measured as (
     select
         posting_period,
         entry_id,
+        batch_id,
         tenant_id,
         occurred_at,
         local_date,
@@ -20,6 +21,48 @@ measured as (
         lane,
         cost_currency,
         charge_currency,
+
+        -- What only some marts are cut by. These fold as the dimensions above do: a better report takes the request from the
+        -- old value and gives it to the new one. The empty text is what was not said.
+        request_key,
+        request_id,
+        operation_id,
+        conversation_id,
+        api_key_id,
+        subject_id,
+        source,
+        provider_account,
+        deployment,
+        requested_model,
+        reported_model,
+        requested_service_tier,
+        service_tier,
+        region,
+        node_id,
+        operation,
+        app_version,
+        tags,
+        status,
+        stop_reason,
+        attempt_kind,
+        attempt,
+        cache_result,
+        basis,
+        cost_rate_set_id,
+        charge_rate_set_id,
+
+        -- As the report said that wrote the row, also on a row that takes back what an earlier one had said: these do not
+        -- fold. Null where it said nothing.
+        kind,
+        is_final,
+        latency_ms,
+        ttft_ms,
+        queue_ms,
+        prefill_ms,
+        decode_ms,
+        max_output_tokens,
+        delivered_output_tokens,
+        other_quantities,
 
         -- Evidence moves nothing: its numbers are zero, and only this count shows that it is there.
         (kind <> 'evidence')::integer as entry_count,

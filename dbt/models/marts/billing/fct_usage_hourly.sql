@@ -1,12 +1,12 @@
-{%- set key = ["tenant_id", "starts_at"] + usage_dimensions() -%}
-{{ config(unique_key=key, indexes=[{"columns": key, "unique": true}]) }}
+{%- set columns = ["tenant_id", "hour_at as starts_at"] + usage_dimensions() -%}
+{{ config(one_row_per(columns)) }}
 
 with unconsumed as (
     {{ unconsumed(ref('int_entries_measured')) }}
 ),
 
 folded as (
-    {{ usage_folded('unconsumed', 'starts_at', 'hour_at') }}
+    {{ folded('unconsumed', columns, usage_measures()) }}
 )
 
 select * from folded
