@@ -17,6 +17,7 @@ from tallystick.commands import (
     dead_letters,
     exchange_rates,
     gaps,
+    generating,
     grants,
     keys,
     names,
@@ -48,7 +49,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating,
 ):  # fmt: skip
     module.register(app)
 
@@ -73,6 +74,7 @@ _EXPECTED: Final = {
     "ledger.errors": ("LedgerError",),
     "ingest.replay": ("ReplayError",),
     "tallystick.demo": ("DemoFailed",),
+    "tallystick.generating": ("GenerateError",),
 }
 _NOT_MIGRATED: Final = "the database is not migrated to this version: run `tallystick migrate`"
 
