@@ -66,6 +66,11 @@ class Settings(BaseSettings):
         default_factory=socket.gethostname, description="Names this replica's feed: one name, one process."
     )
 
+    fonts: Path | None = Field(
+        default=None,
+        description="Folder of more fonts for printed documents: for scripts that those of ours lack.",
+    )
+
     months_ahead: int = Field(
         default=3, ge=1, le=24, description="Months for which periods and partitions are made ahead."
     )

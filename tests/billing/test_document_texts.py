@@ -1,0 +1,166 @@
+"""Documents for programs: JSON with minor units, CSV that adds up and that no spreadsheet runs, numbers of each language."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import jsonschema
+import pytest
+
+from billing.documents import CreditApplied, Party
+from billing.exports.csv_text import COLUMNS, safe_text, to_csv
+from billing.exports.json_text import SCHEMA, minor_units, printed_amount, to_json
+from billing.exports.words import languages, words_of
+from tests.billing.documents import make_document, make_line
+
+GRANT = CreditApplied("grant-1", "Prepaid in January", Decimal("50.00"))
+
+
+def read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize(
+    ("currency", "amount", "text", "minor"),
+    [
+        ("JPY", "4321", "4321", 4321),
+        ("USD", "43.21", "43.21", 4321),
+        ("BHD", "1.235", "1.235", 1235),
+        ("RWF", "51000", "51000", 51000),
+    ],
+)
+def test_b123_minor_units_stand_beside_the_amount(currency: str, amount: str, text: str, minor: int) -> None:
+    """43.21 x 10^2 = 4321; a yen has no hundredth, so 4321 yen are 4321 and not 432100."""
+    document = make_document([make_line(amount)], rate=None, currency=currency)
+    due = json.loads(to_json(document))["amount_due"]
+    assert due == {"amount": text, "minor_units": minor}
+    (line, _tax) = read(to_csv([document]))
+    assert (line["amount"], line["minor_units"]) == (text, str(minor))
+
+
+def test_an_amount_with_more_places_than_its_currency_is_an_error() -> None:
+    with pytest.raises(ValueError, match="more places"):
+        minor_units(Decimal("0.5"), 0)
+    with pytest.raises(ValueError, match="more places"):
+        printed_amount(Decimal("0.005"), 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"state": "draft", "number": None, "issued_at": None, "due_date": None, "document_id": None},
+        {"kind": "credit_note", "corrects_number": "NW-2026-0001", "reason": "Wrong price"},
+        {"credits": [CreditApplied("grant-1", "Prepaid", Decimal("1.00"))], "notes": ("Thank you.",)},
+    ],
+)
+def test_json_is_as_its_schema_says(changes: dict[str, Any]) -> None:
+    amount = make_line("7.00", kind="fee", quantity=None, unit_price=None, per=None, meter=None)
+    document = make_document([make_line(), amount], **changes)
+    jsonschema.validate(json.loads(to_json(document)), json.loads(SCHEMA.read_text()))
+
+
+def test_json_keeps_every_digit_and_no_exponent() -> None:
+    line = make_line(
+        "0.00", quantity=Decimal("1E+9"), unit_price=Decimal("1E-20"), exact_amount=Decimal("1E-11"), per=1
+    )
+    (found,) = json.loads(to_json(make_document([line])))["lines"]
+    assert found["quantity"] == "1000000000"
+    assert found["unit_price"] == "0.00000000000000000001"
+    assert found["exact_amount"] == "0.00000000001"
+
+
+def test_the_amounts_of_a_csv_add_up_to_what_is_due() -> None:
+    """54.32 of lines, 10.32 of tax, 50.00 of a grant."""
+    document = make_document([make_line("48.22", exact_amount=Decimal("48.215")), make_line("6.10")], credits=[GRANT])
+    rows = read(to_csv([document]))
+    assert [row["row_kind"] for row in rows] == ["usage", "usage", "tax", "credit"]
+    assert sum(Decimal(row["amount"]) for row in rows) == document.amount_due == Decimal("14.64")
+    assert sum(int(row["minor_units"]) for row in rows) == 1464
+    assert rows[0]["exact_amount"] == "48.215"
+    assert rows[2]["tax_rate"] == "0.19"
+
+
+def test_several_documents_stand_in_one_csv_under_one_head() -> None:
+    text = to_csv([make_document(), make_document(number="NW-2026-0002")])
+    assert text.count("document_kind") == 1
+    assert [row["number"] for row in read(text) if row["row_kind"] == "usage"] == ["NW-2026-0001", "NW-2026-0002"]
+    assert tuple(read(text)[0]) == COLUMNS
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "'", "|", "%"])
+def test_no_text_of_a_csv_can_be_run_as_a_formula(start: str) -> None:
+    """`=HYPERLINK(...)` as a customer's name would send the sheet to whoever chose it."""
+    text = f"{start}HYPERLINK(0)"
+    party = Party("t-alpha", text)
+    line = make_line(description=text, feature=text, model=text)
+    (row, _tax) = read(to_csv([make_document([line], customer=party, tenant_id=text)]))
+    for column in ("customer_name", "tenant_id", "description", "feature", "model"):
+        assert row[column] == f"'{text}", column
+        assert row[column][1:] == text
+    assert safe_text("Globex") == "Globex"
+    assert safe_text("") == ""
+
+
+def test_numbers_of_a_csv_stay_numbers_when_they_are_negative() -> None:
+    rows = read(to_csv([make_document(credits=[replace(GRANT, amount=Decimal("1.00"))])]))
+    assert rows[-1]["amount"] == "-1.00"
+
+
+def test_every_language_has_every_word() -> None:
+    english = words_of("en")
+    for tag in languages():
+        words = words_of(tag)
+        assert words.words.keys() == english.words.keys(), tag
+        assert words.meters.keys() == english.meters.keys(), tag
+        assert all(words.words.values()), tag
+        for name, text in english.words.items():
+            assert {part.split("}")[0] for part in text.split("{")[1:]} == {
+                part.split("}")[0] for part in words[name].split("{")[1:]
+            }, (tag, name)
+
+
+@pytest.mark.parametrize(
+    ("tag", "number"),
+    [
+        ("en", "-12,345,678.000000000000000000001"),
+        ("de", "-12.345.678,000000000000000000001"),
+        ("de-CH", "-12'345'678.000000000000000000001"),
+        ("hi", "-1,23,45,678.000000000000000000001"),
+        ("zh", "-12,345,678.000000000000000000001"),
+        ("ar", "\u200e-12,345,678.000000000000000000001"),
+    ],
+)
+def test_a_number_is_grouped_as_its_language_groups_and_loses_no_digit(tag: str, number: str) -> None:
+    assert words_of(tag).number(Decimal("-12345678.000000000000000000001")).replace("’", "'") == number
+
+
+def test_a_number_longer_than_any_register_is_whole() -> None:
+    digits = "1234567890" * 5
+    assert words_of("en").number(Decimal(digits)).replace(",", "") == digits
+
+
+@pytest.mark.parametrize(
+    ("value", "places", "text"),
+    [
+        ("0", 2, "0.00"),
+        ("0.25", 2, "0.25"),
+        ("0.025", 2, "0.025"),
+        ("2", None, "2"),
+        ("2.50", None, "2.5"),
+        ("-0.00", 2, "0.00"),
+    ],
+)
+def test_at_least_so_many_places_are_shown(value: str, places: int | None, text: str) -> None:
+    assert words_of("en").number(Decimal(value), places) == text
+
+
+def test_days_are_named_with_the_last_one_and_not_the_one_after() -> None:
+    words = words_of("en-GB")
+    assert words.days(date(2026, 1, 31), date(2026, 2, 1)) == "31 January 2026"
+    assert words.days(date(2026, 1, 1), date(2026, 2, 1)).replace("\u2009", " ") == "1 – 31 Jan 2026"
+    assert words.days(date(2025, 12, 31), date(2026, 1, 2)).replace("\u2009", " ") == "31 Dec 2025 – 1 Jan 2026"
