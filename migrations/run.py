@@ -118,7 +118,9 @@ def _make_roles(connection: psycopg.Connection, passwords: dict[str, str]) -> No
     connection.execute(f"create schema if not exists billing authorization {OWNER}")
     connection.execute("create schema if not exists marts authorization tallystick_rollup")
     connection.execute(
-        "grant usage on schema marts to tallystick_analyst, tallystick_billing, tallystick_operator, tallystick_api"
+        "grant usage on schema marts to tallystick_analyst, tallystick_billing, tallystick_operator, tallystick_api,"
+        # Of its tables a reader may read none; the rollup grants the views of own rows.
+        " tallystick_reader"
     )
     connection.execute(
         "alter default privileges for role tallystick_rollup in schema marts"

@@ -142,3 +142,5 @@ grant select (dead_letter_id, origin, bytes_hash, reason, detail, event_key, fir
 -- Tenants' readers: the views of their own rows, and nothing else.
 revoke all on ledger.entries, ledger.reader_tenants from tallystick_reader;
 grant select on ledger.own_tenants, ledger.own_entries, ledger.own_entry_lines to tallystick_reader;
+-- The views that readers have of marts sift by it; the rollup itself is no reader, and sees none.
+grant select on ledger.own_tenants to tallystick_rollup;
