@@ -30,7 +30,7 @@ REASONS: Final[Mapping[str, str]] = {
     "tenant_not_the_credential": "The credential belongs to another tenant than the event names.",
     "missing_tenant": "The event names no tenant, and no credential does.",
     "unknown_tenant": "The tenant is not registered.",
-    "source_may_not_speak": "The source is not registered for this tenant, or is a load, which only its own feed may name.",
+    "source_may_not_speak": "The source is not registered for this tenant, is a load, which only its own feed may name, or no node, whose window it is.",
     "missing_request_id": "A node or a load reports no request id, so its report could be charged beside the gateway's.",
     # When.
     "missing_time": "The event does not say when the call ended.",
@@ -43,7 +43,7 @@ REASONS: Final[Mapping[str, str]] = {
     "part_above_whole": "A count is above the count that contains it.",
     "above_model_limit": "More tokens than the model can take or give.",
     # A node's report about itself.
-    "bad_window": "A window does not end after it starts.",
+    "bad_window": "A window does not end after it starts, or is longer than a day.",
     # Tested after the keys were looked up, so that a late copy of an accepted event stays a duplicate.
     "time_too_early": "The call ended before 2020-01-01.",
     "time_in_future": "The call ended more than five minutes after the message arrived.",

@@ -30,7 +30,17 @@ from ingest.wire import (
 from ingest.wire import events_json_schema as events_json_schema
 from ledger.keys import EVENT, REQUEST, digest_uuid, event_key, key_head, key_under
 from ledger.parties import Model, Parties, Source, Tenant
-from ledger.statements import DIMENSIONS, REFUSED_BEFORE_OUTPUT, DeadLetter, Item, Part, Refused, Statement, Window
+from ledger.statements import (
+    DIMENSIONS,
+    REFUSED_BEFORE_OUTPUT,
+    WINDOW_LENGTH_MAX,
+    DeadLetter,
+    Item,
+    Part,
+    Refused,
+    Statement,
+    Window,
+)
 from ledger.times import parse_rfc3339
 
 EARLIEST_AT: Final = 1_577_836_800_000_000
@@ -544,6 +554,10 @@ class _Desk:
         if isinstance(trust, Refused):
             return trust
         sent_tenant_id, source = trust.tenant_id, trust.source
+        if self.speaker is not None and self.speaker.tenant_id is not None:
+            return refused("source_may_not_speak", "a tenant's credential may not report the window of a node")
+        if source.kind != "node":
+            return refused("source_may_not_speak", f"source: is a {source.kind}, and only a node reports its window")
         starts_at = _occurred_at(data.starts_at, None, None, "data.starts_at")
         ends_at = _occurred_at(data.ends_at, None, None, "data.ends_at")
         if isinstance(starts_at, Refused):
@@ -552,8 +566,14 @@ class _Desk:
             return ends_at
         if ends_at <= starts_at:
             return refused("bad_window", "data.ends_at: must be after data.starts_at")
-        # A credential may have supplied the tenant; with and without it stated it is the same report.
-        data.tenant_id = sent_tenant_id
+        if ends_at - starts_at > WINDOW_LENGTH_MAX:
+            return refused("bad_window", "data.ends_at: must be at most a day after data.starts_at")
+        if data.busy_ms is not None and (data.busy_ms - 1) * 1_000 >= ends_at - starts_at:
+            return refused("part_above_whole", f"data.busy_ms: {data.busy_ms} is more than the window is long")
+        if data.cache_read_tokens is not None and data.cache_read_tokens > (data.input_tokens or 0):
+            return refused(
+                "part_above_whole", f"data.cache_read_tokens: {data.cache_read_tokens} is above input_tokens"
+            )
         body = canonical(data)
         content = b'{"id":%b,"source":%b,"tenant":%b,"type":"%b","version":%d,"window":%b}' % (
             canonical(event.id),

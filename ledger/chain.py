@@ -13,6 +13,8 @@ from typing import Final, Literal
 from zlib import crc32
 
 HASH_VERSION: Final = 1
+HASH_VERSION_WITH_WINDOWS: Final = 2
+"""Of a batch that brought windows of nodes: one more line, their digest. All others have the bytes that they always had."""
 
 
 def digest(lines: bytes) -> bytes:
@@ -47,6 +49,11 @@ def first_difference(lines: Sequence[bytes], marks: bytes) -> tuple[Literal["cha
     return ("missing", len(found)) if len(stated) > len(found) else None
 
 
+def hash_version(windows: bytes | None) -> int:
+    """Return how the hash of a batch is made, by the digest of its windows or None."""
+    return HASH_VERSION if windows is None else HASH_VERSION_WITH_WINDOWS
+
+
 def batch_hash(
     *,
     feed: str,
@@ -56,18 +63,20 @@ def batch_hash(
     next_position: int | None,
     counts: Mapping[str, int],
     digests: Mapping[date, bytes],
+    windows: bytes | None = None,
 ) -> bytes:
-    """Return the hash of a batch.
+    """Return the hash of a batch; `windows` is the digest of the node windows that it brought, where it brought any.
 
     Shape: lines `name value`, sorted where there are several, each ended by a newline, as ASCII with JSON-free values.
     """
     lines = [
-        f"version {HASH_VERSION}",
+        f"version {hash_version(windows)}",
         f"feed {feed}",
         f"number {number}",
         f"previous {previous_hash.hex()}",
         f"positions {'-' if first_position is None else first_position} {'-' if next_position is None else next_position}",
         *(f"count {name} {counts[name]}" for name in sorted(counts)),
         *(f"digest {period.isoformat()} {digests[period].hex()}" for period in sorted(digests)),
+        *([] if windows is None else [f"windows {windows.hex()}"]),
     ]
     return sha256("".join(f"{line}\n" for line in lines).encode()).digest()

@@ -14,6 +14,7 @@ LedgerError
     ├── AlreadyThere        a command adds what is there
     ├── RequestRetired      the rows of a request have left the ledger
     ├── CardRefused         a card breaks a rule of the price book
+    ├── NodeRateRefused     what an hour of a node costs breaks a rule
     └── ExchangeRateRefused a rate between two currencies breaks a rule
 """
 
@@ -101,6 +102,14 @@ class CardRefused(ActRefused):
     def __init__(self, card: str, field: str, rule: str) -> None:
         self.card, self.field, self.rule = card, field, rule
         super().__init__(f"card {card}: {field} {rule}")
+
+
+class NodeRateRefused(ActRefused):
+    """What an hour of a node costs breaks a rule; nothing of its load is kept."""
+
+    def __init__(self, rate: str, field: str, rule: str) -> None:
+        self.rate, self.field, self.rule = rate, field, rule
+        super().__init__(f"node rate {rate}: {field} {rule}")
 
 
 class ExchangeRateRefused(ActRefused):

@@ -1,7 +1,7 @@
 """`post`: the only writer of the ledger. One batch, one transaction, one lock order, one COPY of entries at the end.
 
-Lock order: the feed's row, the calendar lock (shared), event keys by key, request keys by key, the batch; then the COPY of
-entries, whose triggers refuse closed periods and move budget windows by id.
+Lock order: the feed's row, the calendar lock (shared), event keys by key, request keys by key, nodes that report a window by
+id, the batch; then the COPY of entries, whose triggers refuse closed periods and move budget windows by id.
 """
 
 import contextlib
@@ -48,6 +48,7 @@ from ledger.meters import (
     output_tokens,
 )
 from ledger.money import EXACT
+from ledger.node_windows import COPY_WINDOWS, Spans, lock_nodes, read_spans, window_lines
 from ledger.parties import first_period
 from ledger.price_book import RateSet, Selectors, Unpriced
 from ledger.pricing import amount_of, unpriced_meters
@@ -635,6 +636,8 @@ class _Writing:
     still_refused: dict[int, _Letter] = field(default_factory=dict)
     """By item: what a dead letter is that was released and is one still."""
     windows: list[Window] = field(default_factory=list)
+    spans: Spans = field(default_factory=Spans)
+    """What is taken of the time of the nodes that report a window in this batch."""
     differences: list[dict[str, Any]] = field(default_factory=list)
     missing: Missing = field(default_factory=Missing)
     periods: dict[str, tuple[list[int], list[date]]] = field(default_factory=dict)
@@ -661,7 +664,11 @@ class _Writing:
         if statement.refused_if_new is not None:
             return self._refuse(self.batch.body_of(index), statement.refused_if_new, index)
         if isinstance(item, Window):
+            taken = self.spans.overlap(item)
+            if taken is not None:
+                return self._refuse(self.batch.body_of(index), taken, index)
             self._claim(item.event_key, item.content_hash)
+            self.spans.take(item)
             self.windows.append(item)
             return _CREATED
         return self._state(index, item)
@@ -979,6 +986,7 @@ async def _post_once(
         failpoints.hit("post.before_keys")
         await _write_around(connection, writing)
         sealed = {period: _Sealed.of([line.encode() for line in lines]) for period, lines in writing.lines.items()}
+        windows = await _write_windows(connection, writing)
         batch_hash = chain.batch_hash(
             feed=held.name,
             number=number,
@@ -987,9 +995,10 @@ async def _post_once(
             next_position=batch.next_position,
             counts=writing.counts,
             digests={period: rows.digest for period, rows in sealed.items()},
+            windows=windows,
         )
         posted = Posted(writing.batch_id, number, batch_hash, writing.results, writing.ordinal, batch.next_position)
-        await _write_batch(connection, held, batch, writing, posted, previous, sealed)
+        await _write_batch(connection, held, batch, writing, posted, previous, sealed, windows)
         if batch.and_then is not None:
             await batch.and_then(connection, posted)
         failpoints.hit("post.before_entries")
@@ -1068,7 +1077,7 @@ async def _begin(
     lock: Literal["for update", ""],
 ) -> _Writing:
     """Read the keys and the requests that a batch speaks of, and those of its fees that were taken back."""
-    event_keys, request_keys, fee_keys = _keys_of(batch)
+    event_keys, request_keys, fee_keys, windows = _keys_of(batch)
     cursor = await connection.execute(
         "select key::text, content_hash::text from ledger.event_keys where key = any(%s::uuid[])", [_array(event_keys)]
     )
@@ -1088,12 +1097,16 @@ async def _begin(
         writing.requests[key] = _Request(
             tuple(rank), period, entry_id, entry_count, micros(occurred_at), best, False, counted=counted
         )
+    if windows:
+        if lock:
+            await lock_nodes(connection, windows)
+        writing.spans = await read_spans(connection, windows)
     return writing
 
 
-def _keys_of(batch: Batch) -> tuple[list[str], list[str], list[str]]:
-    """Return the keys of events, of requests and of fees; those of fees are among the first too."""
-    events, requests, fees = [], [], []
+def _keys_of(batch: Batch) -> tuple[list[str], list[str], list[str], list[Window]]:
+    """Return the keys of events, of requests and of fees, and windows of nodes; keys of fees are among the first too."""
+    events, requests, fees, windows = [], [], [], []
     for item in batch.items:
         if isinstance(item, Priced):
             events.append(item.statement.event_key)
@@ -1104,13 +1117,14 @@ def _keys_of(batch: Batch) -> tuple[list[str], list[str], list[str]]:
                 requests.append(item.statement.request_key)
         elif isinstance(item, Window):
             events.append(item.event_key)
+            windows.append(item)
         elif isinstance(item, Correction):
             events += item.fee_keys
             fees += item.fee_keys
             if item.event_key is not None:
                 events.append(item.event_key)
             requests.append(item.request_key)
-    return events, requests, fees
+    return events, requests, fees, windows
 
 
 async def _read_standing(connection: Connection, writing: _Writing) -> None:
@@ -1330,7 +1344,7 @@ async def rehearse(connection: Connection, batch: Batch, books: Books, rehearsal
         row = await cursor.fetchone()
         assert row is not None
         writing = await _begin(connection, batch, books, rehearsal.batch_id, micros(row[0]), "")
-        _, request_keys, fee_keys = _keys_of(batch)
+        _, request_keys, fee_keys, _ = _keys_of(batch)
         writing.keys.update(rehearsal.keys)
         for key in (*request_keys, *fee_keys):
             request = rehearsal.requests.get(key)
@@ -1357,7 +1371,7 @@ async def rehearse(connection: Connection, batch: Batch, books: Books, rehearsal
 
 
 async def _write_around(connection: Connection, writing: _Writing) -> None:
-    """Write keys, requests, windows, dead letters and raw usage: everything but the batch and the entries."""
+    """Write keys, requests, dead letters and raw usage: everything but windows of nodes, the batch and the entries."""
     if writing.new_keys:
         await _copy(
             connection,
@@ -1397,7 +1411,6 @@ async def _write_around(connection: Connection, writing: _Writing) -> None:
                 [request.counted for _, request in changed],
             ],
         )
-    await _write_windows(connection, writing)
     await _write_differences(connection, writing)
     await _write_letters(connection, writing)
     await _note_released(connection, writing)
@@ -1482,16 +1495,13 @@ def _decimal(amount: Decimal | None) -> str | None:
     return None if amount is None else f"{amount:f}"
 
 
-async def _write_windows(connection: Connection, writing: _Writing) -> None:
-    for window in writing.windows:
-        await connection.execute(
-            "insert into ledger.node_windows (event_key, tenant_id, source, node_id, starts_at, ends_at, body, batch_id)"
-            " values (%s, %s, %s, %s, %s, %s, %s::jsonb, %s)",
-            [
-                window.event_key, window.tenant_id, window.source, window.node_id, from_micros(window.starts_at),
-                from_micros(window.ends_at), window.body.decode(), writing.batch_id,
-            ],
-        )  # fmt: skip
+async def _write_windows(connection: Connection, writing: _Writing) -> bytes | None:
+    """Keep the windows of nodes and return the digest of their rows; None where there are none."""
+    if not writing.windows:
+        return None
+    lines = window_lines(writing.windows, writing.batch_id)
+    await _copy(connection, COPY_WINDOWS, lines)
+    return chain.digest(lines.encode())
 
 
 async def _write_letters(connection: Connection, writing: _Writing) -> None:
@@ -1581,16 +1591,18 @@ async def _write_batch(
     posted: Posted,
     previous: bytes,
     sealed: Mapping[date, _Sealed],
+    windows: bytes | None,
 ) -> None:
     counts = writing.counts
     await connection.execute(
         "insert into ledger.batches (batch_id, feed_id, number, first_position, next_position, created_count,"
         " duplicate_count, evidence_count, conflict_count, dead_letter_count, entry_count, recorded_at, previous_hash,"
-        " hash, hash_version) values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
+        " hash, hash_version, windows_digest)"
+        " values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
         [
             writing.batch_id, held.feed_id, posted.number, batch.first_position, batch.next_position, counts["created"],
             counts["duplicate"], counts["evidence"], counts["conflict"], counts["dead_letter"], counts["entry"],
-            from_micros(writing.recorded_at), previous, posted.hash, chain.HASH_VERSION,
+            from_micros(writing.recorded_at), previous, posted.hash, chain.hash_version(windows), windows,
         ],
     )  # fmt: skip
     for period, rows in sealed.items():

@@ -135,6 +135,10 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
     """Set where a rule refuses the event but not its duplicate: keys are looked up before the time window is tested."""
 
 
+WINDOW_LENGTH_MAX: Final = 24 * 3600 * 1_000_000
+"""Microseconds that a node's window may cover; the table has the same check."""
+
+
 class Window(msgspec.Struct, frozen=True):
     """What a GPU node reports about itself over a span of time (`gpu.node.window.v1`); no entry."""
 

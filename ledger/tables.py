@@ -637,6 +637,11 @@ batches = sa.Table(
         "hash", BYTEA, nullable=False, comment="Over feed, number, previous hash, positions, counts and digests."
     ),
     sa.Column("hash_version", sa.SmallInteger, nullable=False, comment="How the hash was made."),
+    sa.Column(
+        "windows_digest",
+        BYTEA,
+        comment="SHA-256 over the rows of ledger.node_windows that it brought; null where it brought none.",
+    ),
     # Serves the chain's walk, the rollups' watermarks and the look-up of an unknown outcome.
     sa.UniqueConstraint("feed_id", "number"),
     comment="One row per committed post.",
@@ -1060,7 +1065,44 @@ node_windows = sa.Table(
     sa.Column("ends_at", Instant, nullable=False, comment="Exclusive."),
     sa.Column("body", JSONB, nullable=False, comment="What the node said, whole."),
     sa.Column("batch_id", sa.BigInteger, nullable=False, comment="The batch that brought it."),
-    comment="One row per report of a GPU node about itself over a span of time.",
+    sa.CheckConstraint("ends_at > starts_at and ends_at <= starts_at + interval '24 hours'", name="is_at_most_a_day"),
+    # Serves `post`, which looks for windows that a new one would overlap, and the allocation of a node's hour.
+    sa.Index("ix_node_windows_node_id_starts_at", "node_id", "starts_at"),
+    # Serves the rollup, which reads the windows of new batches, and the proof of their digests.
+    sa.Index("ix_node_windows_batch_id", "batch_id"),
+    comment="One row per report of a GPU node about itself over a span of time; those of one node never overlap.",
+)
+
+node_rates = sa.Table(
+    "node_rates",
+    metadata,
+    sa.Column("node_rate_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of recording."),
+    sa.Column(
+        "content_hash",
+        Id,
+        nullable=False,
+        unique=True,
+        comment="Over what the rate is for, its price, its instant and what it replaces.",
+    ),
+    sa.Column("gpu_model", sa.Text, nullable=False, comment="As the windows of its nodes say it, exactly."),
+    sa.Column("gpu_count", sa.Integer, nullable=False, comment="GPUs, or slices, of one node."),
+    sa.Column("mig_profile", sa.Text, comment="Of nodes that are slices of a GPU; null for whole ones."),
+    sa.Column("region", sa.Text, comment="Of nodes of this region only; null for any."),
+    sa.Column("node_id", sa.Text, comment="Of this node only; null for any."),
+    sa.Column(
+        "hourly_price", sa.Numeric, nullable=False, comment="What the whole node costs for an hour, its power in it."
+    ),
+    sa.Column("currency", sa.CHAR(3), nullable=False, comment="ISO 4217 code."),
+    sa.Column("effective_at", Instant, nullable=False, comment="In force from here until the next of its kind."),
+    sa.Column(
+        "recorded_at", Instant, nullable=False, server_default=sa.text("clock_timestamp()"), comment="Known since."
+    ),
+    sa.Column("source_address", sa.Text, nullable=False, comment="Where the price stands."),
+    sa.Column("checked_on", sa.Date, nullable=False, comment="When somebody last held it against its source."),
+    sa.Column("replaces", Id, comment="content_hash of the rate that this one restates: same nodes, same instant."),
+    sa.CheckConstraint("hourly_price > 0", name="hourly_price_is_positive"),
+    sa.CheckConstraint("gpu_count > 0", name="gpu_count_is_positive"),
+    comment="What an hour of a GPU node costs. Immutable: a changed price is a new row.",
 )
 
 retirements = sa.Table(

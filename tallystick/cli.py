@@ -21,6 +21,7 @@ from tallystick.commands import (
     grants,
     keys,
     names,
+    nodes,
     parties,
     periods,
     price_comparison,
@@ -49,7 +50,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, budgets, grants, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating,
 ):  # fmt: skip
     module.register(app)
 

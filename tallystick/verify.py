@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from hashlib import sha256
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ import psycopg
 from ledger import chain, proofs, seals
 from ledger.database import Connection as AsyncConnection
 from ledger.entries import COLUMNS
+from ledger.node_windows import COLUMNS as WINDOW_COLUMNS
 from ledger.posting import ROWS_PER_BATCH
 from ledger.retention import digests_hash, manifest_text
 from tallystick.addresses import libpq_url
@@ -237,6 +238,7 @@ def _hashed(url: str, snapshot: str, scope: _Scope) -> list[Failure]:
         return [
             *_named("chain", _broken_chain(connection, scope)),
             *_named("chain", _broken_digests(connection, scope)),
+            *_named("chain", _broken_windows(connection, scope)),
         ]
 
 
@@ -266,7 +268,7 @@ select
     b.hash_version,
     array(select d.posting_period from ledger.batch_digests as d where d.batch_id = b.batch_id order by d.posting_period),
     array(select d.digest from ledger.batch_digests as d where d.batch_id = b.batch_id order by d.posting_period),
-    coalesce(p.number, 0), coalesce(p.hash, '')
+    coalesce(p.number, 0), coalesce(p.hash, ''), b.windows_digest
 from ledger.feeds as f
 left join ledger.batches as b on b.feed_id = f.feed_id and b.batch_id >= %(first_batch)s
 left join lateral (
@@ -310,7 +312,7 @@ def _broken_chain(connection: Connection, scope: _Scope) -> Iterator[str]:
 def _fault(row: tuple[Any, ...], number: int, previous: bytes) -> str | None:
     if row[4] != number + 1:
         return f"batch {number + 1} is missing; after {number} comes {row[4]}"
-    if row[15] != chain.HASH_VERSION:
+    if row[15] != chain.hash_version(row[20]):
         return f"batch {row[4]} has hash version {row[15]}, which nobody wrote"
     if row[13] != previous:
         return f"batch {row[4]} does not name the hash of batch {number}"
@@ -329,6 +331,7 @@ def _fault(row: tuple[Any, ...], number: int, previous: bytes) -> str | None:
             "entry": row[12],
         },
         digests=dict(zip(row[16], row[17], strict=True)),
+        windows=row[20],
     )
     return None if row[14] == expected else f"batch {row[4]} is not what its hash covers"
 
@@ -397,6 +400,38 @@ def _digests(connection: Connection, period: date, after: int, until: int | None
         hashed.update(line)
     if batch_id >= 0:
         yield batch_id, hashed.digest()
+
+
+def _broken_windows(connection: Connection, scope: _Scope) -> Iterator[str]:
+    """Stream the windows of nodes as COPY prints them, and hold them against the digests of the batches that brought them."""
+    stated: dict[int, tuple[bytes, str, int]] = {
+        batch_id: (digest, feed, number)
+        for batch_id, digest, feed, number in connection.execute(
+            "select b.batch_id, b.windows_digest, f.name, b.number from ledger.batches as b"
+            " join ledger.feeds as f on f.feed_id = b.feed_id"
+            " where b.batch_id >= %s and b.windows_digest is not null",
+            [scope.first_batch],
+        )
+    }
+    for batch_id, digest in _window_digests(connection, scope):
+        expected, feed, number = stated.pop(batch_id, (b"", "", 0))
+        if not feed:
+            yield f"node windows claim batch id {batch_id}, which brought none"
+        elif expected != digest:
+            yield f"feed {feed}: the node windows of batch {number} differ from what was posted"
+    for _, feed, number in stated.values():
+        yield f"feed {feed}: the node windows of batch {number} are missing"
+
+
+def _window_digests(connection: Connection, scope: _Scope) -> Iterator[tuple[int, bytes]]:
+    """Yield (batch id, digest of its windows), by batch."""
+    statement = (
+        f"copy (select {', '.join(WINDOW_COLUMNS)} from ledger.node_windows where batch_id >= {scope.first_batch}"
+        " order by batch_id, event_key) to stdout"
+    )
+    with connection.cursor() as cursor, cursor.copy(statement.encode()) as rows:
+        for batch_id, lines in groupby(map(bytes, rows), key=lambda line: int(line.rpartition(b"\t")[2])):
+            yield batch_id, chain.digest(b"".join(lines))
 
 
 _TENANT: Final = COLUMNS.index("tenant_id")

@@ -48,6 +48,21 @@ def make_event(event_id: str = "ev-1", **overrides: Any) -> dict[str, Any]:
     return {**envelope, "data": data}
 
 
+def make_window(event_id: str = "w-1", **overrides: Any) -> dict[str, Any]:
+    """Return a node's report about itself: a minute of gpu-7, eight H100, owned by t-alpha; `...` drops a field."""
+    data: dict[str, Any] = {
+        "tenant_id": TENANT,
+        "node_id": "gpu-7",
+        "starts_at": "2026-01-15T09:59:00Z",
+        "ends_at": "2026-01-15T10:00:00Z",
+        "gpu_model": "H100",
+        "gpu_count": 8,
+        **overrides,
+    }
+    stated = {name: value for name, value in data.items() if value is not ...}
+    return {"specversion": "1.0", "id": event_id, "source": NODE, "type": "gpu.node.window.v1", "data": stated}
+
+
 def event_bytes(*events: dict[str, Any]) -> bytes:
     """Return one event as an object, several as a pack."""
     return json.dumps(events[0] if len(events) == 1 else list(events)).encode()

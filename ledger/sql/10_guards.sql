@@ -28,6 +28,7 @@ begin
         'entries',
         'event_keys',
         'exchange_rates',
+        'node_rates',
         'node_windows',
         'rate_sets',
         'rates',

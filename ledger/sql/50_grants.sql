@@ -64,7 +64,7 @@ revoke insert, update on ledger.feeds, ledger.subjects, ledger.reader_tenants fr
 grant update (starts_here, next_position, epoch) on ledger.feeds to tallystick_operator;
 grant insert on ledger.subjects, ledger.reader_tenants to tallystick_operator;
 grant delete on ledger.source_tenants, ledger.reader_tenants, ledger.model_name_rules, ledger.model_aliases to tallystick_operator;
-grant insert on ledger.model_name_rules, ledger.cards, ledger.exchange_rates, ledger.acts, ledger.rate_sets, ledger.rates
+grant insert on ledger.model_name_rules, ledger.cards, ledger.exchange_rates, ledger.node_rates, ledger.acts, ledger.rate_sets, ledger.rates
     to tallystick_operator;
 -- Who asked, and for what, stays as it was written; only the answer is added.
 grant insert on ledger.approvals, ledger.corrections to tallystick_operator;
@@ -128,7 +128,7 @@ grant select on ledger.corrections, ledger.differences, ledger.statements_that_d
 grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch_digests, ledger.feeds, ledger.requests,
     ledger.event_keys, ledger.rate_sets, ledger.rates, ledger.cards, ledger.exchange_rates, ledger.models,
     ledger.model_aliases, ledger.model_name_rules, ledger.sources, ledger.source_tenants, ledger.provider_accounts,
-    ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.versions,
+    ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.node_rates, ledger.versions,
     ledger.seals, ledger.seal_lines, ledger.loads
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
 grant select on ledger.proofs to tallystick_analyst, tallystick_billing, tallystick_rollup;

@@ -9,7 +9,7 @@ import pytest
 
 from ledger import failpoints
 from tests.api.support import bearer, make_key, outcomes, problem, site
-from tests.factories import GATEWAY, make_event
+from tests.factories import GATEWAY, NODE, make_event, make_window
 from tests.support.ledger import Ledger
 
 PRICE = Decimal("0.00028")  # 100 * 2.00 / 1000000 + 10 * 8.00 / 1000000
@@ -36,6 +36,33 @@ async def test_an_event_is_stored_in_every_shape(world: Ledger, content_type: st
     assert told["results"] == [{"index": 0, "id": "ev-1", "outcome": "created"}]
     assert world.total() == PRICE
     assert world.value("select batch_id from ledger.batches") == told["batch_id"]
+
+
+@pytest.mark.parametrize("shape", ["one", "pack", "lines"])
+async def test_a_nodes_windows_are_answered_one_by_one(world: Ledger, shape: str) -> None:
+    """Kept, sent again, sent with other content, over one that is there, and broken."""
+    token = await make_key(world, source=NODE)
+    minute = {"starts_at": "2026-01-15T09:58:00Z", "ends_at": "2026-01-15T09:59:00Z"}
+    sent = [
+        make_window("w-1"), make_window("w-1"), make_window("w-1", gpu_count=4), make_window("w-2"),
+        make_window("w-3", **minute), make_window("w-4", starts_at="yesterday"),
+    ]  # fmt: skip
+    bodies = {
+        "one": [json.dumps(event).encode() for event in sent],
+        "pack": [json.dumps(sent).encode()],
+        "lines": ["\n".join(map(json.dumps, sent)).encode()],
+    }[shape]
+    content_type = "application/x-ndjson" if shape == "lines" else "application/json"
+    results: list[dict[str, Any]] = []
+    async with site(world) as here:
+        for body in bodies:
+            results += (await here.send(body, token=token, content_type=content_type)).json()["results"]
+    assert [(result["outcome"], result.get("reason")) for result in results] == [
+        ("created", None), ("duplicate", None), ("conflict", "conflict"), ("dead_letter", "window_overlaps"),
+        ("created", None), ("dead_letter", "bad_time"),
+    ]  # fmt: skip
+    assert world.rows("select count(*), min(node_id) from ledger.node_windows") == [(2, "gpu-7")]
+    assert world.value("select count(*) from ledger.entries") == 0
 
 
 async def test_every_event_of_a_pack_is_answered_in_order(world: Ledger) -> None:

@@ -28,7 +28,7 @@ from ledger.posting import CONTENT_HASH_VERSION as POSTED_HASH_VERSION
 from ledger.statements import DIMENSIONS, DeadLetter, Item, Part, Refused, Statement, Window
 from ledger.times import parse_rfc3339
 from tests import factories
-from tests.factories import GATEWAY, NODE, NOW, TENANT, make_event, make_parties, make_tenant
+from tests.factories import GATEWAY, NODE, NOW, TENANT, event_bytes, make_event, make_parties, make_tenant
 from tests.support.soak import examples
 
 PARTIES = make_parties()
@@ -934,6 +934,9 @@ def test_a_nodes_window_is_kept() -> None:
     ("overrides", "expected"),
     [
         ({"ends_at": "2026-01-15T09:59:00Z"}, "bad_window"),
+        ({"starts_at": "2026-01-14T09:59:59.999999Z"}, "bad_window"),
+        ({"busy_ms": 60_001}, "part_above_whole"),
+        ({"cache_read_tokens": 11, "input_tokens": 10}, "part_above_whole"),
         ({"starts_at": "yesterday"}, "bad_time"),
         ({"node_id": None}, "wrong_type"),
         ({"gpu_count": -1}, "out_of_range"),
@@ -945,9 +948,18 @@ def test_a_window_that_cannot_be_is_refused(overrides: dict[str, Any], expected:
 
 
 def test_a_window_from_the_future_is_refused_if_new() -> None:
-    (window,) = read(window_event(ends_at="2027-01-01T00:00:00Z"))
+    (window,) = read(window_event(starts_at="2026-12-31T00:00:00Z", ends_at="2027-01-01T00:00:00Z", busy_ms=86_400_000))
     assert isinstance(window, Window)
     assert window.refused_if_new is not None
+
+
+def test_only_a_node_speaks_for_itself() -> None:
+    from_gateway = {**window_event(), "source": GATEWAY}
+    assert [reason(item) for item in read(from_gateway)] == ["source_may_not_speak"]
+    body = event_bytes(window_event())
+    assert [reason(item) for item in read_events(body, make_parties(), NOW, Speaker(tenant_id=TENANT))] == [
+        "source_may_not_speak"
+    ]
 
 
 # --- The schema ------------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ import asyncio
 import csv
 import io
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from tests.factories import make_event
+from tests.factories import make_event, make_window
 from tests.ledger.prices import make_card, per_million
 from tests.support.databases import Database
 from tests.support.ledger import Ledger
@@ -33,6 +34,42 @@ def ledger(database: Database) -> Iterator[Ledger]:
 def post(ledger: Ledger, provider: str, *models: str) -> None:
     events = [make_event(f"{n}-{m}", provider=provider, model=m, requested_model=m) for n, m in enumerate(models)]
     asyncio.run(ledger.post(*events))
+
+
+def test_rates_of_nodes_are_added_and_show_beside_the_nodes_that_report(commands: Commands, ledger: Ledger) -> None:
+    minute = {"starts_at": "2026-01-15T09:58:00Z", "ends_at": "2026-01-15T09:59:00Z"}
+    asyncio.run(
+        ledger.post(make_window(), make_window("w-2", **minute), make_window("w-3", node_id="gpu-8", gpu_count=4))
+    )
+    add = (
+        "nodes",
+        "rates",
+        "add",
+        "H100",
+        "8",
+        "55.04",
+        "USD",
+        "--from",
+        "2026-01-01",
+        "--source",
+        "https://aws.example/p5",
+    )
+    assert "added 8 x H100 at 55.04 USD an hour, hash" in commands.ok(*add, "--reason", "contract").out
+    assert commands.ok(*add).out.strip() == "8 x H100 at 55.04 USD an hour is there already"
+    assert "effective_at is that of another rate" in commands(*add[:5], "9", *add[6:]).line
+    assert commands("nodes", "rates", "add", "H100", "8", "0", *add[6:]).line.endswith(
+        "it takes a number above 0, at most 10,000"
+    )
+    (rate,) = commands.json("nodes", "rates", "list")
+    assert (rate["gpu_model"], rate["gpu_count"], rate["hourly_price"], rate["checked_on"]) == (
+        "H100", 8, "55.04", str(datetime.now(UTC).date()),
+    )  # fmt: skip
+    nodes = commands.json("nodes", "list", "--days", "36500")
+    assert [(node["node_id"], node["window_count"], node["hourly_price"], node["currency"]) for node in nodes] == [
+        ("gpu-7", 2, "55.04", "USD"), ("gpu-8", 1, None, None),
+    ]  # fmt: skip
+    assert "gpu-8" in commands.ok("nodes", "list", "--days", "36500").out
+    assert commands.ok("nodes", "list", "--days", "1").out.strip() == "no node reported in the last 1 days"
 
 
 def test_rules_of_names_are_set_in_order_and_shown(commands: Commands) -> None:
