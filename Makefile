@@ -22,8 +22,10 @@ install: $(VENV)/made ## make the environment
 demo: $(VENV)/made ## real traffic from bytes to bill, from nothing
 	@$(BIN)/tallystick demo
 
-test: $(VENV)/made ## every test
-	$(BIN)/python -m pytest $(TESTS)
+# Two processes, each with servers of its own; a file stays whole, as its tests may share what is slow to make.
+JOBS ?= 2
+test: $(VENV)/made ## every test: make test TESTS=tests/ledger for a part, JOBS=1 for one process
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 lint: $(VENV)/made ## style, types, and the contracts between the rooms
 	$(BIN)/ruff check .
