@@ -26,6 +26,7 @@ Scope = Literal[
     "budgets:read",
     "reservations:write",
     "usage:read",
+    "invoices:read",
     "budgets:write",
     "grants:write",
     "corrections:write",
@@ -36,7 +37,7 @@ Scope = Literal[
     "webhooks:write",
 ]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
-DEFAULT_SCOPES: Final[tuple[Scope, ...]] = SCOPES[:4]
+DEFAULT_SCOPES: Final[tuple[Scope, ...]] = SCOPES[:5]
 """What the key of a tenant or a source may do unless it is told otherwise, and the most that it can be told: the others
 change things for everybody."""
 

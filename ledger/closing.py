@@ -107,7 +107,7 @@ async def preview_close(
     )
     async for of, *line in cursor:
         lines[of].append(line)
-    conflicts = await _open_conflicts(connection, month)
+    conflicts = await open_conflicts(connection, month)
     letters = await _open_letters(connection, min(each.starts_at for each in chosen))
     return [
         ClosingPeriod(
@@ -132,7 +132,7 @@ _COUNTS: Final = (
 )  # fmt: skip
 
 
-async def _open_conflicts(connection: Connection, month: date) -> dict[str, int]:
+async def open_conflicts(connection: Connection, month: date) -> dict[str, int]:
     """Count open conflicts by the tenant whose accepted event they contradict, where its rows are in a month."""
     cursor = await connection.execute(
         """

@@ -12,20 +12,11 @@ from ledger.database import Connection, change, record_act
 from ledger.errors import ActRefused, Unknown
 from ledger.parties import Period, Tenant, local_date
 from ledger.times import from_micros, local_midnight
+from ledger.times import month_after as month_after
+from ledger.times import month_of as month_of
 
 GRACE_DAYS: Final = 3
 MONTHS_AHEAD: Final = 3
-
-
-def month_of(day: date) -> date:
-    """Return the first day of a day's month."""
-    return day.replace(day=1)
-
-
-def month_after(month: date, count: int = 1) -> date:
-    """Return the first day of the month that is `count` months later."""
-    years, index = divmod(month.year * 12 + month.month - 1 + count, 12)
-    return date(years, index + 1, 1)
 
 
 def months_between(first: date, last: date) -> list[date]:

@@ -86,3 +86,14 @@ def local_midnight(zone: str, day: date) -> int:
     """Return the first instant of a local day as microseconds: the gap of a clock change is skipped, the first of two taken."""
     naive = datetime(day.year, day.month, day.day)  # noqa: DTZ001  the zone is added in the next line
     return micros(naive.replace(tzinfo=_zone(zone), fold=0).astimezone(UTC))
+
+
+def month_of(day: date) -> date:
+    """Return the first day of a day's month."""
+    return day.replace(day=1)
+
+
+def month_after(month: date, count: int = 1) -> date:
+    """Return the first day of the month that is `count` months later."""
+    years, index = divmod(month.year * 12 + month.month - 1 + count, 12)
+    return date(years, index + 1, 1)

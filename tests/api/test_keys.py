@@ -102,7 +102,7 @@ async def test_the_order_of_scopes_and_their_defaults(world: Ledger) -> None:
     async with await connect(world.database.url_for("tallystick_operator")) as connection:
         plain = await create_key(connection, actor="a", tenant_id="t-alpha")
         chosen = await create_key(connection, actor="a", is_operators=True, scopes=["periods:write", "budgets:read"])
-        assert plain.scopes == ("events:write", "budgets:read", "reservations:write", "usage:read")
+        assert plain.scopes == ("events:write", "budgets:read", "reservations:write", "usage:read", "invoices:read")
         assert chosen.scopes == (await show_key(connection, chosen.key_id)).scopes == ("budgets:read", "periods:write")
         with pytest.raises(Unknown, match="no key 'tsk_none'"):
             await show_key(connection, "tsk_none")
