@@ -8,8 +8,11 @@ from typing import Literal
 
 from ledger.money import EXACT, currency_exponent
 
-LineKind = Literal["usage", "fee", "minimum", "discount"]
-"""usage: the fold of entries; the others are agreed, and stand outside the usage proof."""
+LineKind = Literal["usage", "fee", "minimum", "discount", "owed_back", "credit"]
+"""usage: the fold of entries. fee, minimum, discount: agreed, outside the usage proof. owed_back: what of a month that owes
+back stands on a credit note instead. credit: a line of a credit note."""
+Basis = Literal["period", "usage", "commercial", "owed_back"]
+"""period: an invoice. Of a credit note: usage, made of reversals; commercial, without entries; owed_back, the rest of a month."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,17 @@ class Line:
     exact_amount: Decimal
     amount: Decimal
     tax_category: str
+    item_id: str | None = None
+    """The agreed item that it comes from."""
+    charged_amount: Decimal | None = None
+    """Of usage: as posted in the ledger, in `charged_currency`."""
+    charged_currency: str | None = None
+    exchange_rate: Decimal | None = None
+    """What one of `charged_currency` is in the document's; None where the two are one."""
+    exchange_rate_at: datetime | None = None
+    """Since when that rate is in force."""
+    corrects_line_no: int | None = None
+    """Of a credit note: the line of the invoice that it gives back."""
 
     def is_late(self, period_start: date) -> bool:
         """Say whether the line's service period lies before the month that it is billed in."""
@@ -65,7 +79,7 @@ class Tax:
 
 @dataclass(frozen=True, slots=True)
 class CreditApplied:
-    """What a grant, paid in advance, takes off the total."""
+    """What a grant, paid in advance, takes off the total; on a credit note, what goes back into it and not out in money."""
 
     grant_id: str
     description: str
@@ -108,9 +122,11 @@ class Document:
     """total - credit_total; never below zero."""
     due_date: date | None
     digest: str
-    """SHA-256, hex, over everything that is printed but number and time of issue."""
+    """SHA-256, hex, over everything that is printed but number, time of issue and the due date that follows from it."""
     corrects_number: str | None = None
     """Of a credit note: the invoice that it corrects."""
+    corrects_document_id: str | None = None
+    basis: Basis = "period"
     reason: str | None = None
     notes: tuple[str, ...] = ()
 

@@ -322,6 +322,7 @@ document_lines = sa.Table(
         "exchange_rate", Amount, comment="What one of charged_currency is in the document's; null: the same currency."
     ),
     sa.Column("exchange_rate_at", Instant, comment="Since when that rate is in force."),
+    sa.Column("corrects_line_no", sa.Integer, comment="Of a credit note: the line of the invoice that it gives back."),
     one_of("kind", *LINE_KINDS),
     sa.CheckConstraint("service_start < service_end", name="service_has_a_length"),
     sa.CheckConstraint("(charged_amount is null) = (charged_currency is null)", name="charge_has_its_currency"),

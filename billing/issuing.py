@@ -1,0 +1,486 @@
+"""Issuing: a closed and sealed month becomes invoices, once; what cannot be issued is parked with the reason.
+
+Tenants are issued in groups, each in one transaction: it locks their periods, folds, checks, numbers and writes. Whatever an
+interrupted run leaves is issued by the next one, and several runs at once make each invoice once.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+import psycopg
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from billing.agreements import Issuer
+from billing.documents import Document
+from billing.drafting import Draft
+from billing.errors import IssueRefused
+from billing.months import Drafted, draft_months, lock_tenants, tenants_of
+from billing.store import Issued, insert_documents
+from ledger import failpoints
+from ledger.approvals import ACTS, Awaiting, second_person
+from ledger.database import Connection
+from ledger.errors import ActRefused, Unknown
+from ledger.money import EXACT, amount_text
+from quotas.burning import book_burn
+
+ACTS.update(
+    {
+        "invoices.issue": "issue an invoice",
+        "invoices.void": "void an invoice",
+        "credit-notes.issue": "issue a credit note",
+    }
+)
+
+GROUP: Final = 250
+"""Tenants that one transaction issues: their entries are read in one scan of the month."""
+
+Result = Literal["issued", "issued_before", "awaiting", "parked", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a tenant's month in one currency."""
+
+    tenant_id: str
+    month: date
+    result: Result
+    currency: str | None = None
+    """None where the whole month is refused or holds nothing."""
+    document_id: str | None = None
+    number: str | None = None
+    total: Decimal | None = None
+    amount_due: Decimal | None = None
+    credit_notes: Sequence[str] = ()
+    """Numbers of what was issued with it, for what the month owes back."""
+    reasons: Sequence[str] = ()
+    approval_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Under what somebody issues."""
+
+    actor: str
+    reason: str | None = None
+    needed: Collection[str] = ()
+    """Acts that the settings ask a second person for."""
+    accepts_bounds: bool = False
+    """Issue although it is larger than is issued unseen; takes a reason."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """By currency: what somebody looked at; anything else is refused."""
+
+
+async def preview(connection: Connection, tenant_id: str, month: date, *, today: date) -> Drafted:
+    """Draft a tenant's month in one snapshot; nothing is stored or locked. Errors: Unknown."""
+    async with connection.transaction():
+        await connection.execute("set transaction isolation level repeatable read, read only")
+        found = await draft_months(connection, month, [tenant_id], today=today)
+    if not found:
+        raise Unknown("period of the tenant", f"{tenant_id} {month:%Y-%m}")
+    return found[0]
+
+
+async def issue_month(connection: Connection, tenant_id: str, month: date, terms: Terms) -> list[Outcome]:
+    """Issue a tenant's month: an outcome for each currency. Issued again, it answers with what was issued.
+
+    Raises Unknown where the tenant has no such month, ActRefused where bounds are accepted without a reason.
+    """
+    _check(terms)
+    async with connection.transaction():
+        found = await _issue_group(connection, month, [tenant_id], terms)
+    if not found:
+        raise Unknown("period of the tenant", f"{tenant_id} {month:%Y-%m}")
+    return found
+
+
+async def issue_all(
+    connection: Connection,
+    month: date,
+    terms: Terms,
+    *,
+    entity_id: str | None = None,
+    group: int = GROUP,
+) -> AsyncIterator[tuple[list[Outcome], int, int]]:
+    """Issue a month of all tenants, or of an entity's; yield outcomes, tenants done and tenants in all, group by group.
+
+    A tenant that cannot be issued is parked and the others go on.
+    """
+    _check(terms)
+    ids = await tenants_of(connection, month, entity_id)
+    if not ids:
+        raise ActRefused(f"nobody has a period {month:%Y-%m}")
+    for first in range(0, len(ids), group):
+        chosen = ids[first : first + group]
+        yield await _issue_or_part(connection, month, chosen, terms), first + len(chosen), len(ids)
+        failpoints.hit("issue.between_groups")
+
+
+def _check(terms: Terms) -> None:
+    if terms.accepts_bounds and not (terms.reason or "").strip():
+        raise ActRefused("issuing beyond the bounds needs a reason")
+
+
+async def _issue_or_part(connection: Connection, month: date, ids: Sequence[str], terms: Terms) -> list[Outcome]:
+    """Issue a group; where something of it breaks a rule that only the database sees, each tenant by itself."""
+    try:
+        async with connection.transaction():
+            return await _issue_group(connection, month, ids, terms)
+    except (ActRefused, ValueError, psycopg.IntegrityError) as error:
+        if len(ids) > 1:
+            return [found for each in ids for found in await _issue_or_part(connection, month, [each], terms)]
+        outcome = Outcome(ids[0], month, "parked", reasons=(_line(error),))
+        async with connection.transaction():
+            await _park(connection, terms.actor, [outcome])
+        return [outcome]
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, psycopg.Error):
+        return f"the database refuses it: {error.diag.constraint_name or error.sqlstate}"
+    return str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A draft that is issued now."""
+
+    of: Drafted
+    draft: Draft
+    second_person: str | None
+
+
+async def _issue_group(connection: Connection, month: date, ids: Sequence[str], terms: Terms) -> list[Outcome]:
+    cursor = await connection.execute("select clock_timestamp()")
+    row = await cursor.fetchone()
+    assert row is not None
+    now: datetime = row[0]
+    await lock_tenants(connection, ids)
+    drafted = await draft_months(connection, month, ids, today=now.astimezone(UTC).date(), for_issue=True)
+    failpoints.hit("issue.after_drafts")
+    outcomes: list[Outcome] = []
+    chosen: list[_Chosen] = []
+    for each in drafted:
+        outcomes += await _choose(connection, each, terms, chosen)
+    parked = [outcome for outcome in outcomes if outcome.result == "parked"]
+    await _park(connection, terms.actor, parked)
+    if chosen:
+        outcomes += await _write(connection, month, chosen, terms, now)
+    failpoints.hit("issue.before_commit")
+    return sorted(outcomes, key=lambda outcome: (outcome.tenant_id, outcome.currency or ""))
+
+
+async def _choose(connection: Connection, of: Drafted, terms: Terms, chosen: list[_Chosen]) -> list[Outcome]:
+    """Say what becomes of a tenant's month; what is issued now is added to `chosen` and has no outcome yet."""
+    tenant_id, month = of.known.tenant_id, of.known.month
+    outcomes = [
+        Outcome(tenant_id, month, "issued_before", live.currency, live.document_id, live.number, live.total)
+        for live in of.live.values()
+    ]
+    _refuse_stale(of, terms)
+    for draft in of.drafts:
+        document = draft.document
+        if document.currency in of.live:
+            continue
+        reasons = [*draft.refusals, *(() if terms.accepts_bounds else draft.bounds)]
+        if reasons:
+            outcomes.append(Outcome(tenant_id, month, "parked", document.currency, reasons=tuple(reasons)))
+            continue
+        agreed = await second_person(
+            connection,
+            terms.needed,
+            "invoices.issue",
+            {
+                "tenant_id": tenant_id,
+                "month": f"{month:%Y-%m}",
+                "currency": document.currency,
+                "total": amount_text(document.total),
+                "digest": document.digest,
+            },
+            actor=terms.actor,
+            reason=terms.reason,
+        )
+        if isinstance(agreed, Awaiting):
+            outcomes.append(
+                Outcome(tenant_id, month, "awaiting", document.currency, total=document.total,
+                        reasons=(agreed.line,), approval_id=agreed.approval_id)
+            )  # fmt: skip
+            continue
+        chosen.append(_Chosen(of, draft, agreed.second_person))
+    if not of.drafts and not of.live:
+        # Nothing is billed, and yet there may be something that nobody knows.
+        refusals = tuple(of.known.refusals)
+        outcomes.append(Outcome(tenant_id, month, "parked" if refusals else "nothing", reasons=refusals))
+    return outcomes
+
+
+def _refuse_stale(of: Drafted, terms: Terms) -> None:
+    """Raise IssueRefused where what was looked at is no longer what would be issued."""
+    for currency, digest in terms.digests.items():
+        live = of.live.get(currency)
+        found = next((draft.document.digest for draft in of.drafts if draft.document.currency == currency), None)
+        if digest not in (found, None if live is None else live.digest):
+            raise IssueRefused(
+                f"the draft of {of.known.tenant_id} {of.known.month:%Y-%m} in {currency} is no longer the one with digest"
+                f" {digest[:12]}: look at it again"
+            )
+
+
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+async def take_numbers(connection: Connection, entity_id: str, kind: str, count: int) -> int:
+    """Take the next numbers of an entity and return the first; nobody else takes one until the transaction ends."""
+    cursor = await connection.execute(
+        "insert into billing.numbers (entity_id, kind, last_value) values (%(entity)s, %(kind)s, %(count)s)"
+        " on conflict (entity_id, kind) do update set last_value = billing.numbers.last_value + excluded.last_value"
+        " returning last_value",
+        {"entity": entity_id, "kind": kind, "count": count},
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0]) - count + 1
+
+
+def number_text(prefix: str, value: int) -> str:
+    """Return a number as printed."""
+    return f"{prefix}{value:06d}"
+
+
+def new_id(kind: str) -> str:
+    return f"{'inv' if kind == 'invoice' else 'cn'}_{secrets.token_hex(12)}"
+
+
+async def _write(
+    connection: Connection, month: date, chosen: Sequence[_Chosen], terms: Terms, now: datetime
+) -> list[Outcome]:
+    """Number and write documents, burn grants, and note the acts; in the transaction that drafted them."""
+    invoices = await _numbered(
+        connection, "invoice", [(each, each.draft.document, None) for each in chosen], terms, now
+    )
+    ids = {(each.document.tenant_id, each.document.currency): each.document.document_id for each in invoices}
+    given_back = [(each, note, ids[note.tenant_id, note.currency]) for each in chosen for note in each.draft.notes]
+    issued = [*invoices, *await _numbered(connection, "credit_note", given_back, terms, now)]
+    failpoints.hit("issue.after_numbers")
+    await insert_documents(connection, issued)
+    failpoints.hit("issue.after_documents")
+    await prove_lines(connection, month, [each.of.known.tenant_id for each in chosen])
+    await burn_credits(connection, terms.actor, [each.document for each in issued])
+    await record_documents(connection, terms, issued)
+    notes: dict[str, list[str]] = {}
+    for each in issued:
+        if each.issued_with_document_id is not None:
+            notes.setdefault(each.issued_with_document_id, []).append(each.document.number or "")
+    return [
+        Outcome(
+            each.document.tenant_id, month, "issued", each.document.currency, each.document.document_id,
+            each.document.number, each.document.total, each.document.amount_due,
+            tuple(notes.get(each.document.document_id or "", ())),
+        )
+        for each in issued
+        if each.document.kind == "invoice"
+    ]  # fmt: skip
+
+
+async def _numbered(
+    connection: Connection,
+    kind: str,
+    listed: Sequence[tuple[_Chosen, Document, str | None]],
+    terms: Terms,
+    now: datetime,
+) -> list[Issued]:
+    """Give documents of one kind their numbers: entities in one order, so that no two runs wait for each other's."""
+    found = []
+    for entity_id in sorted({each.of.known.entity_id for each, _, _ in listed}):
+        own = [each for each in listed if each[0].of.known.entity_id == entity_id]
+        value = await take_numbers(connection, entity_id, kind, len(own))
+        for place, (each, document, issued_with) in enumerate(own):
+            issuer = each.of.known.issuer
+            # A draft without issuer is refused before.
+            assert issuer is not None
+            found.append(
+                Issued(
+                    document=numbered(document, issuer, value + place, now),
+                    entity_id=entity_id,
+                    number_value=value + place,
+                    revision=each.of.revisions.get(document.currency, 0) + 1 if kind == "invoice" else None,
+                    close_number=each.of.close_number if kind == "invoice" else None,
+                    issued_with_document_id=issued_with,
+                    actor=terms.actor,
+                    second_person=each.second_person,
+                )
+            )
+    return found
+
+
+def numbered(document: Document, issuer: Issuer, value: int, now: datetime) -> Document:
+    """Return a draft as issued: its number, its id and its time."""
+    prefix = issuer.invoice_prefix if document.kind == "invoice" else issuer.credit_note_prefix
+    return replace(
+        document,
+        document_id=new_id(document.kind),
+        number=number_text(prefix, value),
+        issued_at=now,
+        state="issued",
+    )
+
+
+async def prove_lines(connection: Connection, month: date, tenant_ids: Sequence[str]) -> None:
+    """Hold the stored usage lines of live invoices against the seal, digit for digit; raise IssueRefused where they differ.
+
+    The entries themselves were held against seal and lines when the month was drafted, in this transaction.
+    """
+    cursor = await connection.execute(
+        """
+        with lines as (
+            select d.tenant_id, l.charged_currency as currency, sum(l.charged_amount) as amount
+            from billing.documents as d
+            join billing.document_lines as l on l.document_id = d.document_id
+            where
+                d.posting_period = %(month)s
+                and d.tenant_id = any(%(ids)s)
+                and d.kind = 'invoice'
+                and l.kind = 'usage'
+                and not exists (select from billing.voids as v where v.document_id = d.document_id)
+            group by 1, 2
+        ),
+
+        credited as (
+            select c.tenant_id, e.charge_currency as currency, sum(e.charge_amount) as amount
+            from billing.credited_entries as c
+            join ledger.entries as e on e.posting_period = c.posting_period and e.entry_id = c.entry_id
+            where c.posting_period = %(month)s and c.tenant_id = any(%(ids)s)
+            group by 1, 2
+        ),
+
+        sealed as (
+            select p.tenant_id, s.key::char(3) as currency, s.value::numeric as amount
+            from ledger.periods as p
+            join ledger.seals as k using (tenant_id, posting_period, close_number)
+            cross join lateral jsonb_each_text(k.charge_sums) as s
+            where p.posting_period = %(month)s and p.tenant_id = any(%(ids)s) and p.state = 'closed'
+        )
+
+        select l.tenant_id, l.currency::text, l.amount, coalesce(s.amount, 0) - coalesce(c.amount, 0)
+        from lines as l
+        left join sealed as s on s.tenant_id = l.tenant_id and s.currency = l.currency
+        left join credited as c on c.tenant_id = l.tenant_id and c.currency = l.currency
+        where l.amount <> coalesce(s.amount, 0) - coalesce(c.amount, 0)
+        order by 1, 2
+        limit 1
+        """,
+        {"month": month, "ids": list(tenant_ids)},
+    )
+    row = await cursor.fetchone()
+    if row is not None:
+        tenant_id, currency, lines, sealed = row
+        raise IssueRefused(
+            f"invoice lines of {tenant_id} {month:%Y-%m} come to {amount_text(lines)} {currency}, its seal to {amount_text(sealed)}"
+        )
+
+
+async def burn_credits(connection: Connection, actor: str, documents: Sequence[Document]) -> None:
+    """Book what invoices take of grants, and what credit notes give back to them."""
+    for document in documents:
+        for credit in document.credits:
+            await book_burn(
+                connection,
+                actor,
+                credit.grant_id,
+                credit.amount if document.kind == "credit_note" else EXACT.minus(credit.amount),
+                month=document.posting_period,
+                key=f"{document.document_id}:{credit.grant_id}",
+                reason=f"{'credit note' if document.kind == 'credit_note' else 'invoice'} {document.number}",
+            )
+
+
+async def record_documents(
+    connection: Connection, terms: Terms, issued: Sequence[Issued], detail: Mapping[str, Any] | None = None
+) -> None:
+    """Write an act for each document, in its own transaction's one statement."""
+    acts = ["invoices.issue" if each.document.kind == "invoice" else "credit-notes.issue" for each in issued]
+    details = [
+        Jsonb(
+            {
+                "document_id": each.document.document_id,
+                "number": each.document.number,
+                "tenant_id": each.document.tenant_id,
+                "month": f"{each.document.posting_period:%Y-%m}",
+                "currency": each.document.currency,
+                "total": amount_text(each.document.total),
+                "digest": each.document.digest,
+                **({"beyond_bounds": True} if terms.accepts_bounds and each.document.kind == "invoice" else {}),
+                **(detail or {}),
+            }
+        )
+        for each in issued
+    ]
+    await connection.execute(
+        "insert into ledger.acts (actor, act, detail, reason, second_person)"
+        " select %s, a.act, a.detail, %s, a.second_person"
+        " from unnest(%s::text[], %s::jsonb[], %s::text[]) as a (act, detail, second_person)",
+        [terms.actor, terms.reason, acts, details, [each.second_person for each in issued]],
+    )
+
+
+# --- What waits -------------------------------------------------------------------------------------------------------
+
+
+async def _park(connection: Connection, actor: str, outcomes: Sequence[Outcome]) -> None:
+    """Write down refusals that say something new about their tenant, month and currency."""
+    if not outcomes:
+        return
+    await connection.execute(
+        """
+        insert into billing.parked (tenant_id, posting_period, currency, reasons, actor)
+        select n.tenant_id, n.month, n.currency, array(select jsonb_array_elements_text(n.reasons)), %(actor)s
+        from unnest(%(tenants)s::text[], %(months)s::date[], %(currencies)s::text[], %(reasons)s::jsonb[])
+            as n (tenant_id, month, currency, reasons)
+        where array(select jsonb_array_elements_text(n.reasons)) is distinct from (
+            select p.reasons
+            from billing.parked as p
+            where
+                p.posting_period = n.month
+                and p.tenant_id = n.tenant_id
+                and p.currency is not distinct from n.currency
+            order by p.parked_id desc
+            limit 1
+        )
+        """,
+        {
+            "actor": actor,
+            "tenants": [each.tenant_id for each in outcomes],
+            "months": [each.month for each in outcomes],
+            "currencies": [each.currency for each in outcomes],
+            "reasons": [Jsonb(list(each.reasons)) for each in outcomes],
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A tenant's month that could not be invoiced yet."""
+
+    tenant_id: str
+    posting_period: date
+    currency: str | None
+    reasons: Sequence[str]
+    parked_at: datetime
+
+
+async def list_waiting(
+    connection: Connection, *, month: date | None = None, tenant_id: str | None = None
+) -> list[Waiting]:
+    """List what could not be invoiced yet, with the newest reasons, by month and tenant."""
+    async with connection.cursor(row_factory=class_row(Waiting)) as cursor:
+        await cursor.execute(
+            "select tenant_id, posting_period, currency::text, reasons, parked_at from billing.waiting"
+            " where (%(month)s::date is null or posting_period = %(month)s)"
+            " and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s) order by posting_period, tenant_id, currency",
+            {"month": month, "tenant_id": tenant_id},
+        )
+        return await cursor.fetchall()

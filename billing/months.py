@@ -1,0 +1,542 @@
+"""What is known about tenants' months when their documents are drafted or issued: read for many tenants at once."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+from psycopg.rows import class_row
+
+from billing.agreements import Bound, Customer, Issuer, Item, TaxRate
+from billing.crediting import Creditable, creditable
+from billing.drafting import Draft, Month, draft_month
+from billing.errors import FoldDiffers
+from billing.folding import fold, read_rates
+from billing.store import read_documents
+from billing.usage_lines import UsageLine, lines_of
+from ledger.books import load_tenants
+from ledger.closing import open_conflicts
+from ledger.database import Connection
+from ledger.errors import Unknown
+from ledger.exchange import ExchangeRates
+from ledger.money import EXACT, amount_text
+from ledger.parties import Tenant
+from ledger.periods import month_after
+from ledger.price_store import read_exchange_rates
+from ledger.times import micros
+from quotas.burning import Books, month_uses, read_books
+
+_ZERO: Final = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """An invoice that counts, of a tenant's month."""
+
+    document_id: str
+    number: str
+    currency: str
+    total: Decimal
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A tenant's month: its drafts, and what was issued of it."""
+
+    known: Month
+    drafts: Sequence[Draft]
+    live: Mapping[str, Live]
+    """By currency."""
+    revisions: Mapping[str, int]
+    """By currency: of the last invoice, voided or not."""
+    close_number: int
+    is_closed: bool
+    sealed: Mapping[str, Decimal]
+    """What the seal says was charged, by currency, without entries of credit notes."""
+
+
+@dataclass(slots=True)
+class _Period:
+    state: str
+    close_number: int
+    ends_at: datetime
+    is_sealed: bool = False
+    sealed: dict[str, Decimal] = field(default_factory=dict)
+    unpriced: int = 0
+    missing: int = 0
+
+
+async def tenants_of(connection: Connection, month: date, entity_id: str | None = None) -> list[str]:
+    """Return the tenants that have a month, of one entity or of all; by id."""
+    cursor = await connection.execute(
+        "select tenant_id, ends_at from ledger.periods where posting_period = %s order by tenant_id", [month]
+    )
+    rows = await cursor.fetchall()
+    if entity_id is None:
+        return [tenant_id for tenant_id, _ in rows]
+    known = await connection.execute("select from ledger.entities where entity_id = %s", [entity_id])
+    if await known.fetchone() is None:
+        raise Unknown("entity", entity_id)
+    tenants = await load_tenants(connection)
+    # Who invoices a month is who did at its last instant: an entity changes only where a month begins.
+    return [tenant_id for tenant_id, ends_at in rows if _version(tenants[tenant_id], ends_at).entity_id == entity_id]
+
+
+def _version(tenant: Tenant, ends_at: datetime) -> Any:
+    return tenant.at(micros(ends_at) - 1)
+
+
+async def lock_tenants(connection: Connection, tenant_ids: Sequence[str]) -> None:
+    """Let nobody else issue, void or credit for these tenants until the transaction ends.
+
+    It comes before any lock of their periods: grants and earlier invoices are shared by all months of a tenant.
+    """
+    await connection.execute(
+        "select pg_advisory_xact_lock(hashtextextended('documents ' || t.tenant_id, 0))"
+        " from (select distinct n.tenant_id from unnest(%s::text[]) as n (tenant_id) order by 1) as t",
+        [list(tenant_ids)],
+    )
+
+
+async def lock_periods(connection: Connection, tenant_id: str, months: Sequence[date]) -> None:
+    """Keep months of a tenant as they are until the transaction ends: nobody opens, closes, seals or issues them."""
+    await connection.execute(
+        "select from ledger.periods where tenant_id = %s and posting_period = any(%s) order by posting_period"
+        " for no key update",
+        [tenant_id, list(months)],
+    )
+
+
+async def draft_months(
+    connection: Connection,
+    month: date,
+    tenant_ids: Sequence[str],
+    *,
+    today: date,
+    for_issue: bool = False,
+) -> list[Drafted]:
+    """Draft a month of some tenants, in the order of their ids; `for_issue` keeps their periods as they are meanwhile.
+
+    Where one of them has no such month it is left out. `for_issue` is called inside the transaction that issues: it locks the
+    period of each tenant, so that nobody opens, seals or issues it, in the order of their ids.
+    """
+    periods = await _periods(connection, month, tenant_ids, for_issue)
+    ids = sorted(periods)
+    tenants = await load_tenants(connection)
+    live, revisions = await _live(connection, month, ids)
+    folded = await fold(connection, month, ids)
+    rates = await read_rates(connection, (group for groups in folded.values() for group in groups))
+    refused = await _refusals(connection, month, periods)
+    parties = await _Parties.read(connection, ids)
+    before = await _totals_before(connection, month, ids)
+    books = await read_books(connection, ids)
+    exchange_rates = ExchangeRates(await read_exchange_rates(connection))
+    found = []
+    for tenant_id in ids:
+        period = periods[tenant_id]
+        version = _version(tenants[tenant_id], period.ends_at)
+        refusals = refused[tenant_id]
+        charges: dict[str, Decimal] = {}
+        for group in folded.get(tenant_id, ()):
+            charges[group.currency] = EXACT.add(charges.get(group.currency, _ZERO), group.charge)
+        lines: list[UsageLine] = []
+        try:
+            lines = lines_of(folded.get(tenant_id, ()), rates)
+        except FoldDiffers as error:
+            refusals.append(str(error))
+        if period.is_sealed:
+            refusals += _unsealed(charges, period.sealed)
+        owned = books.get(tenant_id, Books())
+        known = Month(
+            tenant_id=tenant_id,
+            month=month,
+            time_zone=version.time_zone,
+            entity_id=version.entity_id,
+            entity_name=parties.entities.get(version.entity_id, version.entity_id),
+            today=today,
+            issuers=parties.issuers.get(version.entity_id, ()),
+            customers=parties.customers.get(tenant_id, ()),
+            tax_rates=parties.tax_rates.get(version.entity_id, ()),
+            items=parties.items.get(tenant_id, ()),
+            lines=lines,
+            charges=charges,
+            exchange_rates=exchange_rates,
+            bounds=parties.bounds,
+            totals_before=before.get(tenant_id, {}),
+            refusals=refusals,
+            grants=owned.grants,
+            grant_names=owned.names,
+            uses=await _uses(connection, tenant_id, month, owned, charges),
+        )
+        drafts = draft_month(known)
+        owing = [draft.document.currency for draft in drafts if draft.owes_back]
+        if owing:
+            places = {
+                currency: await creditable_invoices(connection, tenant_id, currency, month, known.lines)
+                for currency in owing
+            }
+            known = replace(known, creditable=places)
+            drafts = draft_month(known)
+        found.append(
+            Drafted(
+                known, drafts, live.get(tenant_id, {}), revisions.get(tenant_id, {}), period.close_number,
+                period.state == "closed", period.sealed,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _unsealed(charges: Mapping[str, Decimal], sealed: Mapping[str, Decimal]) -> Iterable[str]:
+    for currency in sorted({*charges, *sealed}):
+        entries, seal = charges.get(currency, _ZERO), sealed.get(currency, _ZERO)
+        if entries != seal:
+            yield f"its entries come to {amount_text(entries)} {currency}, its seal says {amount_text(seal)}"
+
+
+# --- Periods, seals, what is unknown ----------------------------------------------------------------------------------
+
+
+async def _periods(
+    connection: Connection, month: date, tenant_ids: Sequence[str], for_issue: bool
+) -> dict[str, _Period]:
+    # The lock that sealing and opening take too, in one order; what they and other issuers did is seen by the next statement.
+    cursor = await connection.execute(
+        "select tenant_id from ledger.periods where posting_period = %s and tenant_id = any(%s) order by tenant_id"
+        + (" for no key update" if for_issue else ""),
+        [month, list(tenant_ids)],
+    )
+    await cursor.fetchall()
+    cursor = await connection.execute(
+        "select tenant_id, state, close_number, ends_at from ledger.periods"
+        " where posting_period = %s and tenant_id = any(%s) order by tenant_id",
+        [month, list(tenant_ids)],
+    )
+    periods = {row[0]: _Period(*row[1:]) for row in await cursor.fetchall()}
+    cursor = await connection.execute(
+        """
+        select
+            s.tenant_id, s.charge_sums, s.charge_unpriced_count, s.usage_missing_count
+        from ledger.seals as s
+        join ledger.periods as p using (tenant_id, posting_period, close_number)
+        where s.posting_period = %s and s.tenant_id = any(%s) and p.state = 'closed'
+        """,
+        [month, list(tenant_ids)],
+    )
+    for tenant_id, sums, unpriced, missing in await cursor.fetchall():
+        period = periods[tenant_id]
+        period.is_sealed = True
+        period.sealed = {currency: Decimal(amount) for currency, amount in sums.items()}
+        period.unpriced, period.missing = unpriced, missing
+    cursor = await connection.execute(
+        """
+        select c.tenant_id, e.charge_currency::text, sum(e.charge_amount)
+        from billing.credited_entries as c
+        join ledger.entries as e on e.posting_period = c.posting_period and e.entry_id = c.entry_id
+        where c.posting_period = %s and c.tenant_id = any(%s)
+        group by 1, 2
+        """,
+        [month, list(tenant_ids)],
+    )
+    for tenant_id, currency, amount in await cursor.fetchall():
+        # What a credit note for usage was made of stands on no invoice.
+        period = periods[tenant_id]
+        if period.is_sealed:
+            period.sealed[currency] = EXACT.subtract(period.sealed.get(currency, _ZERO), amount)
+    return periods
+
+
+async def _refusals(connection: Connection, month: date, periods: Mapping[str, _Period]) -> dict[str, list[str]]:
+    """Say what keeps each tenant's month from being issued, whatever the currency."""
+    found: dict[str, list[str]] = {tenant_id: [] for tenant_id in periods}
+    conflicts = await open_conflicts(connection, month)
+    proposals = await _proposals(connection, month, list(periods))
+    failed = await _failed_proofs(connection)
+    for tenant_id, period in periods.items():
+        reasons = found[tenant_id]
+        if period.state != "closed":
+            reasons.append(f"period {month:%Y-%m} is open: close it first")
+        elif not period.is_sealed:
+            reasons.append(f"period {month:%Y-%m} has no seal: `tallystick period seal` makes it")
+        if period.unpriced or period.missing or period.state != "closed":
+            reasons += await _unknown(connection, tenant_id, month)
+        if conflicts.get(tenant_id):
+            reasons.append(f"{_counted(conflicts[tenant_id], 'conflict')} of its usage open: accept or dismiss")
+        if proposals.get(tenant_id):
+            reasons.append(f"{_counted(proposals[tenant_id], 'proposal')} of its usage open: accept or refuse")
+        reasons += [text for names, text in failed if names is None or _names(names, tenant_id)]
+    return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"1 {what} is" if count == 1 else f"{count:,} {what}s are"
+
+
+async def _unknown(connection: Connection, tenant_id: str, month: date) -> list[str]:
+    """Say what of a month's requests nobody knows, as all that was recorded since has it: a price may have come later."""
+    cursor = await connection.execute(
+        """
+        with unsure as (
+            select distinct e.request_key, case when e.request_key is null then e.entry_id end as entry_id
+            from ledger.entries as e
+            where
+                e.posting_period = %(month)s
+                and e.tenant_id = %(tenant_id)s
+                and e.kind <> 'evidence'
+                and (e.charge_amount is null or 'usage_missing' = any (e.usage_flags))
+        ),
+
+        known as (
+            select
+                coalesce(sum(e.request_count) filter (where e.charge_amount is null), 0) as unpriced,
+                coalesce(sum(e.request_count) filter (where 'usage_missing' = any (e.usage_flags)), 0) as missing
+            from unsure as u
+            join ledger.entries as e
+                on e.tenant_id = %(tenant_id)s
+                and e.posting_period >= %(month)s
+                and e.kind <> 'evidence'
+                and (e.request_key = u.request_key or e.entry_id = u.entry_id)
+            group by u.request_key, u.entry_id
+        )
+
+        select count(*) filter (where unpriced > 0), count(*) filter (where missing > 0)
+        from known
+        """,
+        {"month": month, "tenant_id": tenant_id},
+    )
+    row = await cursor.fetchone()
+    unpriced, missing = row or (0, 0)
+    reasons = []
+    if unpriced:
+        reasons.append(f"{_counted(unpriced, 'request')} without a charge")
+    if missing:
+        reasons.append(f"{_counted(missing, 'request')} without usage")
+    return reasons
+
+
+async def _proposals(connection: Connection, month: date, tenant_ids: Sequence[str]) -> dict[str, int]:
+    cursor = await connection.execute(
+        """
+        select e.tenant_id, count(*)
+        from ledger.entries as e
+        where
+            e.posting_period = %s
+            and e.tenant_id = any(%s)
+            -- In these words, so that the index of the proposals serves it.
+            and e.kind = 'evidence' and e.usage_flags @> '{proposed}'
+            and e.entry_no = 0
+            and not exists (select from ledger.corrections as c where c.evidence_entry_id = e.entry_id)
+        group by 1
+        """,
+        [month, list(tenant_ids)],
+    )
+    return dict(await cursor.fetchall())
+
+
+_TENANT: Final = re.compile(r"\btenant ")
+
+
+async def _failed_proofs(connection: Connection) -> list[tuple[str | None, str]]:
+    """Return what the newest proof of each kind found: (its words where they name a tenant, the reason it gives)."""
+    cursor = await connection.execute(
+        "select distinct on (kind) kind, ended_at, difference_count, differences from ledger.proofs"
+        " order by kind, proof_id desc"
+    )
+    found: list[tuple[str | None, str]] = []
+    for kind, ended_at, count, differences in await cursor.fetchall():
+        what = f"the {kind} proof of {ended_at:%Y-%m-%d %H:%M}Z"
+        if count > len(differences):
+            found.append((None, f"{what} found {count:,} differences, more than it names"))
+        for each in differences:
+            text = each["text"]
+            found.append((text if _TENANT.search(text) else None, f"{what} failed: {text}"))
+    return found
+
+
+def _names(text: str, tenant_id: str) -> bool:
+    return re.search(rf"\btenant {re.escape(tenant_id)}(?![\w-])", text) is not None
+
+
+# --- What was issued --------------------------------------------------------------------------------------------------
+
+
+async def _live(
+    connection: Connection, month: date, tenant_ids: Sequence[str]
+) -> tuple[dict[str, dict[str, Live]], dict[str, dict[str, int]]]:
+    cursor = await connection.execute(
+        """
+        select
+            d.tenant_id, d.currency::text, d.revision, d.document_id, d.number, d.total, d.digest,
+            not exists (select from billing.voids as v where v.document_id = d.document_id) as is_live
+        from billing.documents as d
+        where d.posting_period = %s and d.tenant_id = any(%s) and d.kind = 'invoice'
+        order by d.revision
+        """,
+        [month, list(tenant_ids)],
+    )
+    live: dict[str, dict[str, Live]] = {}
+    revisions: dict[str, dict[str, int]] = {}
+    for tenant_id, currency, revision, document_id, number, total, digest, is_live in await cursor.fetchall():
+        revisions.setdefault(tenant_id, {})[currency] = revision
+        if is_live:
+            live.setdefault(tenant_id, {})[currency] = Live(document_id, number, currency, total, digest)
+    return live, revisions
+
+
+async def _totals_before(
+    connection: Connection, month: date, tenant_ids: Sequence[str]
+) -> dict[str, dict[str, Decimal]]:
+    cursor = await connection.execute(
+        """
+        select d.tenant_id, d.currency::text, d.total
+        from billing.documents as d
+        where
+            d.posting_period = %s
+            and d.tenant_id = any(%s)
+            and d.kind = 'invoice'
+            and not exists (select from billing.voids as v where v.document_id = d.document_id)
+        """,
+        [month_after(month, -1), list(tenant_ids)],
+    )
+    found: dict[str, dict[str, Decimal]] = {}
+    for tenant_id, currency, total in await cursor.fetchall():
+        found.setdefault(tenant_id, {})[currency] = total
+    return found
+
+
+async def creditable_invoices(
+    connection: Connection, tenant_id: str, currency: str, before: date, lines: Iterable[UsageLine] = ()
+) -> list[Creditable]:
+    """Return the live invoices of a tenant that a month before this one may correct, with what is left of each.
+
+    In the order in which what is owed back is placed: months that the lines give back come first, then the others, the newest
+    first in both.
+    """
+    cursor = await connection.execute(
+        "select d.document_id, d.posting_period from billing.documents as d"
+        " where d.tenant_id = %s and d.currency = %s and d.kind = 'invoice' and d.posting_period < %s"
+        " and not exists (select from billing.voids as v where v.document_id = d.document_id)",
+        [tenant_id, currency, before],
+    )
+    given_back = {line.service_month for line in lines if line.amount < 0}
+    rows = sorted(await cursor.fetchall(), key=lambda row: (row[1] not in given_back, -row[1].toordinal()))
+    return await left_of(connection, [document_id for document_id, _ in rows])
+
+
+async def left_of(connection: Connection, document_ids: Sequence[str]) -> list[Creditable]:
+    """Return what is left of invoices after their live credit notes, in the order as given."""
+    cursor = await connection.execute(
+        "select d.document_id from billing.documents as d where d.corrects_document_id = any(%s)"
+        " and not exists (select from billing.voids as v where v.document_id = d.document_id)",
+        [list(document_ids)],
+    )
+    notes = await read_documents(connection, [row[0] for row in await cursor.fetchall()])
+    return [
+        creditable(invoice, [note for note in notes if note.corrects_document_id == invoice.document_id])
+        for invoice in await read_documents(connection, document_ids)
+    ]
+
+
+# --- Parties, items, grants -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Parties:
+    entities: dict[str, str] = field(default_factory=dict)
+    issuers: dict[str, list[Issuer]] = field(default_factory=dict)
+    customers: dict[str, list[Customer]] = field(default_factory=dict)
+    tax_rates: dict[str, list[TaxRate]] = field(default_factory=dict)
+    items: dict[str, list[Item]] = field(default_factory=dict)
+    bounds: dict[str, Bound] = field(default_factory=dict)
+
+    @classmethod
+    async def read(cls, connection: Connection, tenant_ids: Sequence[str]) -> "_Parties":
+        found = cls()
+        cursor = await connection.execute("select entity_id, name from ledger.entities")
+        found.entities.update(await cursor.fetchall())
+        for issuer in await read_issuers(connection):
+            found.issuers.setdefault(issuer.entity_id, []).append(issuer)
+        for customer in await read_customers(connection, tenant_ids):
+            found.customers.setdefault(customer.tenant_id, []).append(customer)
+        for rate in await read_tax_rates(connection):
+            found.tax_rates.setdefault(rate.entity_id, []).append(rate)
+        for item in await read_items(connection, tenant_ids):
+            found.items.setdefault(item.tenant_id, []).append(item)
+        found.bounds.update({bound.currency: bound for bound in await read_bounds(connection)})
+        return found
+
+
+async def read_issuers(connection: Connection) -> list[Issuer]:
+    """Return all versions of how entities stand on documents, in the order of recording."""
+    cursor = await connection.execute(
+        "select entity_id, effective_from, name, address, country::text, tax_id, email, invoice_prefix, credit_note_prefix,"
+        " payment_days from billing.issuers order by version_id"
+    )
+    names = ("entity_id", "effective_from", "name", "address", "country", "tax_id", "email", "invoice_prefix",
+             "credit_note_prefix", "payment_days")  # fmt: skip
+    return [
+        Issuer(**{**dict(zip(names, row, strict=True)), "address": tuple(row[3])}) for row in await cursor.fetchall()
+    ]
+
+
+async def read_customers(connection: Connection, tenant_ids: Collection[str] | None = None) -> list[Customer]:
+    """Return all versions of how tenants stand on documents, in the order of recording."""
+    cursor = await connection.execute(
+        "select tenant_id, effective_from, name, address, country::text, tax_id, email, tax_category, language,"
+        " invoice_currency::text from billing.customers"
+        " where %(ids)s::text[] is null or tenant_id = any(%(ids)s) order by version_id",
+        {"ids": None if tenant_ids is None else list(tenant_ids)},
+    )
+    names = ("tenant_id", "effective_from", "name", "address", "country", "tax_id", "email", "tax_category", "language",
+             "invoice_currency")  # fmt: skip
+    return [
+        Customer(**{**dict(zip(names, row, strict=True)), "address": tuple(row[3])}) for row in await cursor.fetchall()
+    ]
+
+
+async def read_tax_rates(connection: Connection) -> list[TaxRate]:
+    """Return all versions of tax rates, in the order of recording."""
+    async with connection.cursor(row_factory=class_row(TaxRate)) as cursor:
+        await cursor.execute(
+            "select entity_id, category, effective_from, rate, label from billing.tax_rates order by version_id"
+        )
+        return await cursor.fetchall()
+
+
+async def read_items(connection: Connection, tenant_ids: Collection[str] | None = None) -> list[Item]:
+    """Return the agreed items as they stand, by id."""
+    async with connection.cursor(row_factory=class_row(Item)) as cursor:
+        await cursor.execute(
+            "select distinct on (item_id) item_id, tenant_id, kind, description, currency::text, amount, percent, period,"
+            " timing, feature, model, tax_category, starts_on, ends_on from billing.items"
+            " where %(ids)s::text[] is null or tenant_id = any(%(ids)s) order by item_id, version_id desc",
+            {"ids": None if tenant_ids is None else list(tenant_ids)},
+        )
+        return await cursor.fetchall()
+
+
+async def read_bounds(connection: Connection) -> list[Bound]:
+    """Return the bounds as they stand, by currency."""
+    async with connection.cursor(row_factory=class_row(Bound)) as cursor:
+        await cursor.execute(
+            "select distinct on (currency) currency::text, total_max, change_max, change_from, lines_max from billing.bounds"
+            " order by currency, version_id desc"
+        )
+        return await cursor.fetchall()
+
+
+async def _uses(
+    connection: Connection, tenant_id: str, month: date, books: Books, charges: Mapping[str, Decimal]
+) -> dict[str, Any]:
+    found = {}
+    for currency, grants in books.grants.items():
+        if currency in charges:
+            cursor = await connection.execute(
+                "select entry_id from billing.credited_entries where tenant_id = %s and posting_period = %s",
+                [tenant_id, month],
+            )
+            without = [row[0] for row in await cursor.fetchall()]
+            found[currency] = await month_uses(connection, tenant_id, currency, month, grants, without)
+    return found

@@ -1,0 +1,140 @@
+"""Usage lines: what a tenant used of each meter and owes for it, from its entries as one price each folds them. Pure.
+
+A sum of quantities under one price is priced as its parts are, so the lines are exact; they are held against what the same
+entries were charged.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Final
+
+from billing.errors import FoldDiffers
+from ledger.meters import COLUMN_METERS
+from ledger.money import EXACT
+
+AMOUNT_STATED: Final = "amount_stated"
+"""The meter of a difference in money that a person stated, as in ledger.entry_lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Entries of a tenant that one rate set prices: their counts and what they were charged."""
+
+    tenant_id: str
+    currency: str
+    service_month: date
+    """In the tenant's zone, its first day."""
+    feature: str | None
+    provider: str | None
+    model: str | None
+    rate_set_id: int | None
+    is_stated: bool
+    charge: Decimal
+    quantities: Mapping[str, Decimal]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a meter costs in a rate set: `price` for `per` units."""
+
+    price: Decimal
+    per: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageLine:
+    """What a tenant used of a meter, in one service month and currency; the amount is exact."""
+
+    currency: str
+    service_month: date
+    feature: str | None
+    provider: str | None
+    model: str | None
+    meter: str
+    quantity: Decimal | None
+    """None where a person stated an amount."""
+    unit_price: Decimal | None
+    """None where its entries have several."""
+    per: int | None
+    amount: Decimal
+
+
+@dataclass(slots=True)
+class _Sum:
+    quantity: Decimal
+    amount: Decimal
+    rates: set[Rate | None]
+
+
+def lines_of(groups: Iterable[Group], rates: Mapping[int, Mapping[str, Rate]]) -> list[UsageLine]:
+    """Return the lines of one tenant's groups: one for each service month, feature, provider, model, meter and currency.
+
+    Shape: the newest service month first, then by name. Lines of neither quantity nor amount are left out.
+    Errors: FoldDiffers where quantities times rates are not what the entries were charged.
+    """
+    sums: dict[tuple[str, date, str | None, str | None, str | None, str], _Sum] = {}
+    for group in groups:
+        known = {} if group.rate_set_id is None else rates.get(group.rate_set_id, {})
+        rest = group.charge
+        for meter, quantity in group.quantities.items():
+            rate = known.get(meter)
+            if rate is None or not quantity:
+                continue
+            amount = EXACT.multiply(EXACT.multiply(quantity, rate.price), _STEPS[rate.per])
+            rest = EXACT.subtract(rest, amount)
+            _add(sums, group, meter, quantity, amount, rate)
+        if rest and group.is_stated:
+            _add(sums, group, AMOUNT_STATED, Decimal(0), rest, None)
+        elif rest:
+            raise FoldDiffers(group.tenant_id, group.currency, group.model, rest)
+    lines = [
+        UsageLine(
+            currency, month, feature, provider, model, meter,
+            quantity=None if meter == AMOUNT_STATED else found.quantity,
+            unit_price=rate.price if rate is not None else None,
+            per=rate.per if rate is not None else None,
+            amount=found.amount,
+        )
+        for (currency, month, feature, provider, model, meter), found in sums.items()
+        if found.amount or found.quantity
+        for rate in [next(iter(found.rates)) if len(found.rates) == 1 else None]
+    ]  # fmt: skip
+    lines.sort(key=_place)
+    return lines
+
+
+# `per` is a power of ten, so that each step is exact.
+_STEPS: Final = {10**power: Decimal(1).scaleb(-power) for power in range(10)}
+_METER_PLACE: Final = {meter: place for place, meter in enumerate(COLUMN_METERS)}
+
+
+def _add(
+    sums: dict[tuple[str, date, str | None, str | None, str | None, str], _Sum],
+    group: Group,
+    meter: str,
+    quantity: Decimal,
+    amount: Decimal,
+    rate: Rate | None,
+) -> None:
+    key = (group.currency, group.service_month, group.feature, group.provider, group.model, meter)
+    found = sums.get(key)
+    if found is None:
+        sums[key] = _Sum(quantity, amount, {rate})
+    else:
+        found.quantity = EXACT.add(found.quantity, quantity)
+        found.amount = EXACT.add(found.amount, amount)
+        found.rates.add(rate)
+
+
+def _place(line: UsageLine) -> tuple[str, int, str, str, str, int, str]:
+    return (
+        line.currency,
+        -line.service_month.toordinal(),
+        line.feature or "",
+        line.provider or "",
+        line.model or "",
+        _METER_PLACE.get(line.meter, len(_METER_PLACE)),
+        line.meter,
+    )

@@ -1,0 +1,129 @@
+"""Issuing: a closed month becomes one invoice, whoever asks and however often; what is unknown keeps it back."""
+
+from decimal import Decimal
+
+import pytest
+
+from billing.issuing import Terms, issue_month
+from ledger.database import Connection
+from tests.billing.support import (
+    FEBRUARY,
+    JANUARY,
+    LATER,
+    agree,
+    amounts,
+    close,
+    dollars,
+    draft,
+    issue,
+    issued,
+    owed,
+)
+from tests.factories import make_event
+from tests.support.ledger import Ledger
+
+
+@pytest.fixture
+async def priced(ledger: Ledger, operator: Connection) -> Ledger:
+    await ledger.add_price(input="1.00", output="1.00")
+    await agree(operator)
+    return ledger
+
+
+async def test_an_invoice_is_the_fold_of_its_entries(priced: Ledger, operator: Connection) -> None:
+    """3 and 4 of chat, 5 of search: 12 in two lines, with the quantity and the price that they share."""
+    await priced.post(
+        dollars("a", "3"), dollars("b", "4"), dollars("c", "5", feature="search"), received_at=LATER
+    )  # fmt: skip
+    found = await issued(operator)
+    assert (found.number, found.total, found.amount_due, found.state) == (
+        "NW-000001",
+        Decimal(12),
+        Decimal(12),
+        "issued",
+    )
+    assert [
+        (line.feature, line.meter, line.quantity, line.unit_price, line.per, line.amount) for line in found.lines
+    ] == [
+        ("chat", "uncached_input_tokens", Decimal(7_000_000), Decimal("1.00"), 1_000_000, Decimal("7.00")),
+        ("search", "uncached_input_tokens", Decimal(5_000_000), Decimal("1.00"), 1_000_000, Decimal("5.00")),
+    ]
+    assert owed(priced) == {"USD": Decimal(12)}
+
+
+async def test_b064_late_usage_is_a_line_of_the_next_invoice(priced: Ledger, operator: Connection) -> None:
+    """January 100.00 stays; 0.75 comes late: February is 40.00 + 0.75 = 40.75, and the invoices sum to 140.75."""
+    await priced.post(dollars("a", "100"), received_at=LATER)
+    january = await issued(operator)
+    await priced.post(
+        dollars("late", "0.75", "2026-01-31T23:50:00Z"), dollars("b", "40", "2026-02-10T00:00:00Z"), received_at=LATER
+    )  # fmt: skip
+    february = await issued(operator, FEBRUARY)
+    assert january.total == Decimal(100)
+    assert amounts(february) == {("usage", "2026-02"): Decimal(40), ("usage", "2026-01"): Decimal("0.75")}
+    assert [line.is_late(FEBRUARY) for line in february.lines] == [False, True]
+    assert february.total == Decimal("40.75")
+    by_occurrence = dict(
+        priced.rows("select to_char(local_date, 'MM'), sum(charge_amount) from ledger.entries group by 1")
+    )
+    assert by_occurrence == {"01": Decimal("100.75"), "02": Decimal(40)}
+    assert owed(priced) == {"USD": Decimal("140.75")} == {"USD": priced.total()}
+
+
+async def test_issuing_again_answers_with_what_was_issued(priced: Ledger, operator: Connection) -> None:
+    await priced.post(dollars("a", "3"), received_at=LATER)
+    found = await issued(operator)
+    again = await issue(operator)
+    assert (again.result, again.number, again.total) == ("issued_before", found.number, Decimal(3))
+    assert priced.value("select count(*) from billing.documents") == 1
+
+
+async def test_an_open_month_is_parked_and_a_draft_says_why(priced: Ledger, operator: Connection) -> None:
+    await priced.post(dollars("a", "3"), received_at=LATER)
+    (found,) = (await draft(operator)).drafts
+    assert (found.document.total, found.document.state, found.refusals) == (
+        Decimal(3), "draft", ("period 2026-01 is open: close it first",),
+    )  # fmt: skip
+    outcome = await issue(operator)
+    assert (outcome.result, outcome.reasons) == ("parked", ("period 2026-01 is open: close it first",))
+    assert priced.rows("select tenant_id, currency::text, reasons from billing.waiting") == [
+        ("t-alpha", "USD", ["period 2026-01 is open: close it first"])
+    ]
+    await issued(operator)
+    assert priced.rows("select tenant_id from billing.waiting") == []
+
+
+async def test_b132_a_refreshed_draft_bills_nothing_twice(priced: Ledger, operator: Connection) -> None:
+    """10.00, then 1.50 within the grace: one invoice of 11.50, its lines once."""
+    await priced.post(dollars("a", "10"), received_at=LATER)
+    first = (await draft(operator)).drafts[0].document
+    await priced.post(dollars("late", "1.50"), received_at=LATER)
+    drafts = [(await draft(operator)).drafts[0].document for _ in range(3)]
+    assert (first.total, {each.total for each in drafts}) == (Decimal(10), {Decimal("11.50")})
+    assert len({each.digest for each in drafts}) == 1
+    assert first.digest != drafts[0].digest
+    await close(operator, JANUARY)
+    outcomes = [await issue(operator, terms=Terms("jane", digests={"USD": drafts[0].digest})) for _ in range(2)]
+    assert [each.result for each in outcomes] == ["issued", "issued_before"]
+    assert outcomes[0].total == Decimal("11.50")
+    assert priced.value("select count(*) from billing.document_lines") == 1
+
+
+async def test_nothing_is_issued_over_what_is_unknown(priced: Ledger, operator: Connection) -> None:
+    await priced.post(
+        dollars("a", "3"), make_event("no-price", model="m-unknown"), make_event("no-usage", usage=...), received_at=LATER
+    )  # fmt: skip
+    await priced.post(dollars("a", "4", request_id="req-a"), received_at=LATER)
+    await close(operator, JANUARY)
+    outcome = await issue(operator)
+    assert outcome.result == "parked"
+    assert outcome.reasons == (
+        "2 requests are without a charge", "1 request is without usage", "1 conflict is of its usage open: accept or dismiss",
+    )  # fmt: skip
+
+
+async def test_an_empty_month_is_nothing(priced: Ledger, operator: Connection) -> None:
+    await close(operator, JANUARY)
+    (outcome,) = await issue_month(operator, "t-alpha", JANUARY, Terms("jane"))
+    assert (outcome.result, outcome.currency) == ("nothing", None)
+    assert priced.value("select count(*) from billing.parked") == 0
