@@ -1,4 +1,4 @@
-"""`tallystick rollup`: runs the dbt project in this process, which is half a second once its project has been read.
+"""`tallystick rollup`: runs the dbt project in this process, which keeps the project once it has been read.
 
 RollupError
 ├── WarehouseMissing        the extra `warehouse` is not installed
@@ -7,12 +7,13 @@ RollupError
 """
 
 import importlib.util
+import json
 import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +71,10 @@ class RollupReport:
 
     models: list[ModelRun]
     tests_passed: int
+    start_seconds: float
+    """Importing dbt and reading the project, which a process does once; zero from its second run on."""
     seconds: float
+    """The run itself."""
 
     @property
     def rows(self) -> Mapping[str, int]:
@@ -84,11 +88,12 @@ def run_rollup(
     """Add to each mart the batches that it has not consumed; with `tests`, hold the marts to their promises too.
 
     `url` logs in as tallystick_rollup; dbt's files stay under `home`. Any number of partial runs equals one whole run. A
-    run that fails or is killed has added what its finished models hold, each with its watermark, and nothing else.
+    run that fails or is killed has added what its finished models hold, each with its watermark, and nothing else. The
+    process keeps the project as it was when it first ran it.
     """
-    # Unit tests guard the project's code, not the data: the test run has them.
-    command = ["build", "--exclude-resource-type", "unit_test"] if tests else ["run"]
-    return _invoke(url, home / "dbt" / "target", home / "logs", command, select, wait_seconds)
+    # Unit tests guard the project's code, not the data: the test run has them. Seeds are loaded where they differ.
+    command = ["build", "--exclude-resource-type", "unit_test", "seed"] if tests else ["run"]
+    return _invoke(url, _Kept(home, "target"), command, select, wait_seconds)
 
 
 def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: float = 600.0) -> RollupReport:
@@ -99,12 +104,10 @@ def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: flo
     if model is not None and not list((PROJECT / "models" / "marts").rglob(f"{model}.sql")):
         raise RollupFailed(model, "there is no such mart")
     _check_nothing_retired(url)
-    command = ["run", "--full-refresh", "--vars", "{rebuild: true}"]
-    selected = (
-        (model,) if model else tuple(f"config.incremental_strategy:{name}" for name in ("additive", "recomputed"))
-    )
+    strategies = ("additive", "recomputed")
+    selected = (model,) if model else tuple(f"config.incremental_strategy:{name}" for name in strategies)
     # Other variables make dbt read the whole project again; with a folder of its own a rebuild costs the next run nothing.
-    return _invoke(url, home / "dbt" / "rebuild", home / "logs", command, selected, wait_seconds)
+    return _invoke(url, _Kept(home, "rebuild", {"rebuild": True}), ["run", "--full-refresh"], selected, wait_seconds)
 
 
 def _check_nothing_retired(url: str) -> None:
@@ -121,31 +124,99 @@ def _check_nothing_retired(url: str) -> None:
         )
 
 
-def _invoke(
-    url: str, target: Path, logs: Path, command: list[str], select: tuple[str, ...], wait_seconds: float
-) -> RollupReport:
-    runner = _runner()
-    arguments = [
-        *command,
-        *(["--select", *select] if select else []),
-        "--project-dir", str(PROJECT),
-        "--profiles-dir", str(PROJECT),
-        "--target-path", str(target),
-        "--log-path", str(logs),
-        "--log-level-file", "warn",
-        # What went wrong is read from the results; nothing of dbt's own reaches the terminal.
-        "--log-level", "none",
-        "--no-send-anonymous-usage-stats",
-        "--no-version-check",
-        "--no-write-json",
-    ]  # fmt: skip
-    started = time.monotonic()
-    with _ONE_AT_A_TIME, _alone(url, wait_seconds), _connection_in_environment(url):
-        outcome = runner.invoke(arguments)
-    return _report(outcome, time.monotonic() - started)
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Where dbt keeps what it has read, and the variables that it was read with."""
+
+    home: Path
+    name: str
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def options(self) -> list[str]:
+        return [
+            "--project-dir", str(PROJECT),
+            "--profiles-dir", str(PROJECT),
+            "--target-path", str(self.home / "dbt" / self.name),
+            "--log-path", str(self.home / "logs"),
+            "--log-level-file", "warn",
+            # What went wrong is read from the results; nothing of dbt's own reaches the terminal.
+            "--log-level", "none",
+            "--no-send-anonymous-usage-stats",
+            "--no-version-check",
+            "--no-write-json",
+            *(["--vars", json.dumps(self.variables)] if self.variables else []),
+        ]  # fmt: skip
 
 
-def _runner() -> Any:
+# The project as it was read: by the folder's name, so that a process keeps one of each. Relations are named in it with the
+# database, so it is read anew for another.
+_MANIFESTS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {}
+
+
+def _invoke(url: str, kept: _Kept, command: list[str], select: tuple[str, ...], wait_seconds: float) -> RollupReport:
+    with _ONE_AT_A_TIME, _connection_in_environment(url):
+        started = time.monotonic()
+        manifest, is_new = _manifest(url, kept)
+        start_seconds = time.monotonic() - started if is_new else 0.0
+        runner = _runner(manifest)
+        with _alone(url, wait_seconds) as connection:
+            _load_seeds(connection, runner, manifest, kept)
+            started = time.monotonic()
+            outcome = runner.invoke([*command, *(["--select", *select] if select else []), *kept.options])
+            seconds = time.monotonic() - started
+    return _report(outcome, start_seconds, seconds)
+
+
+def _manifest(url: str, kept: _Kept) -> tuple[Any, bool]:
+    """Return the project, and whether it had to be read."""
+    key = (str(PROJECT), str(kept.home), str(conninfo_to_dict(libpq_url(url)).get("dbname")))
+    have = _MANIFESTS.get(kept.name)
+    if have is not None and have[0] == key:
+        for node in have[1].nodes.values():
+            if getattr(node, "extra_ctes_injected", False):
+                # What a run compiled is noted in the project, and a second run would take a model for done whose
+                # ephemeral parents it has not put in again.
+                node.extra_ctes_injected, node.extra_ctes = False, []
+        return have[1], False
+    outcome = _runner(None).invoke(["parse", *kept.options])
+    if not outcome.success:
+        raise RollupFailed("dbt", _one_line(str(outcome.exception or "the project cannot be read")))
+    _MANIFESTS[kept.name] = key, outcome.result
+    return outcome.result, True
+
+
+def _load_seeds(connection: psycopg.Connection, runner: Any, manifest: Any, kept: _Kept) -> None:
+    """Load the seeds whose file is not what was last loaded; models read them like any mart."""
+    seeds = {node.name: node.checksum.checksum for node in manifest.nodes.values() if str(node.resource_type) == "seed"}
+    if not seeds:
+        return
+    connection.execute(
+        "create table if not exists marts.loaded_seeds ("
+        " name text primary key, sha256 text not null, loaded_at timestamptz not null default now())"
+    )
+    connection.execute(
+        "comment on table marts.loaded_seeds is 'One row per seed: which text of its file the table of its name holds.'"
+    )
+    loaded: dict[str, str] = dict(
+        connection.execute(
+            "select name, sha256 from marts.loaded_seeds where to_regclass('marts.' || name) is not null"
+        )
+    )
+    differing = [name for name, checksum in seeds.items() if loaded.get(name) != checksum]
+    if not differing:
+        return
+    outcome = runner.invoke(["seed", "--full-refresh", "--select", *differing, *kept.options])
+    _report(outcome, 0.0, 0.0)
+    for name in differing:
+        connection.execute(
+            "insert into marts.loaded_seeds (name, sha256) values (%s, %s)"
+            " on conflict (name) do update set sha256 = excluded.sha256, loaded_at = now()",
+            [name, seeds[name]],
+        )
+
+
+def _runner(manifest: Any) -> Any:
     # The import alone takes two seconds, so it waits until somebody rolls up; `dbt/` in the checkout is no package.
     for module, part in (("dbt.cli", "dbt-core"), ("dbt.adapters.postgres", "dbt-postgres")):
         try:
@@ -156,11 +227,11 @@ def _runner() -> Any:
             raise WarehouseMissing(part)
     from dbt.cli.main import dbtRunner
 
-    return dbtRunner()
+    return dbtRunner(manifest=manifest)
 
 
 @contextmanager
-def _alone(url: str, wait_seconds: float) -> Iterator[None]:
+def _alone(url: str, wait_seconds: float) -> Iterator[psycopg.Connection]:
     """Hold one advisory lock of the database for the block, so that two runs never interleave their models."""
     try:
         connection = psycopg.connect(libpq_url(url), autocommit=True, connect_timeout=10)
@@ -175,7 +246,7 @@ def _alone(url: str, wait_seconds: float) -> Iterator[None]:
             connection.execute("select pg_advisory_lock(%s)", [_LOCK])
         except psycopg.errors.LockNotAvailable:
             raise RollupBusy(wait_seconds) from None
-        yield
+        yield connection
 
 
 @contextmanager
@@ -203,7 +274,7 @@ def _connection_in_environment(url: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _report(outcome: Any, seconds: float) -> RollupReport:
+def _report(outcome: Any, start_seconds: float, seconds: float) -> RollupReport:
     results = list(getattr(outcome.result, "results", None) or [])
     models: list[ModelRun] = []
     tests_passed = 0
@@ -222,7 +293,7 @@ def _report(outcome: Any, seconds: float) -> RollupReport:
         raise RollupFailed(*failures[0], len(failures) - 1)
     if not outcome.success or outcome.exception is not None:
         raise RollupFailed("dbt", _one_line(str(outcome.exception or "stopped before it was done")))
-    return RollupReport(models, tests_passed, seconds)
+    return RollupReport(models, tests_passed, start_seconds, seconds)
 
 
 def _reason(result: Any) -> str:

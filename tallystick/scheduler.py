@@ -117,7 +117,10 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
 
         report = await _in_thread(lambda: run_rollup(found.url_for(ROLLUP), settings.home), "rollup")
         rows = sum(report.rows.values())
-        return f"{rows:,} rows in {report.seconds:.1f} s" if rows else None
+        if not rows and not report.start_seconds:
+            return None
+        start = f" after {report.start_seconds:.1f} s for dbt to start" if report.start_seconds else ""
+        return f"{rows:,} rows in {report.seconds:.1f} s{start}"
 
     async def heads() -> str | None:
         from tallystick.verify import publish_heads

@@ -26,6 +26,7 @@ from tallystick.roles import ANALYST, OPERATOR, ROLLUP
 
 if TYPE_CHECKING:
     from ledger.proofs import ProofRecord
+    from tallystick.rollup import RollupReport
     from tallystick.verify import Proof
 
 events = group("The usage event contract.")
@@ -48,27 +49,55 @@ def rollup(
         str | None, typer.Option("--rebuild", metavar="MODEL", help="Make this mart, or all, new out of the ledger.")
     ] = None,
     tests: Annotated[bool, typer.Option("--tests", help="Also hold the marts to their promises.")] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            "--every", metavar="SECONDS", min=1.0, help="Stay, and roll up again so often, as the scheduler does."
+        ),
+    ] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Add to each mart the batches that it has not consumed yet."""
+    import time
+
     from tallystick import rollup as dbt
     from tallystick.addresses import addresses
 
     options = settings()
+    if every is not None and rebuild is not None:
+        raise CommandError("--every: a mart is made new once; leave out --rebuild or --every")
     with addresses(options) as found:
         url = found.url_for(ROLLUP)
-        if rebuild is not None:
-            report = dbt.rebuild(url, options.home, None if rebuild == "all" else rebuild)
-        else:
-            report = dbt.run_rollup(url, options.home, tests=tests)
+        while True:
+            started = time.monotonic()
+            if rebuild is not None:
+                report = dbt.rebuild(url, options.home, None if rebuild == "all" else rebuild)
+            else:
+                report = dbt.run_rollup(url, options.home, tests=tests)
+            if every is None:
+                break
+            _print_run(report, tests, format)
+            time.sleep(max(0.0, every - (time.monotonic() - started)))
+    if format is Format.table:
+        rows = [[run.name, f"{run.rows:,}", f"{run.seconds:.2f}"] for run in report.models]
+        print_table(["mart", "rows", "seconds"], rows, [1, 2])
+    _print_run(report, tests, format)
+
+
+def _print_run(report: "RollupReport", tests: bool, format: Format) -> None:
     if format is Format.json:
         print_json(
-            {"models": plain(report.models), "tests_passed": report.tests_passed, "seconds": f"{report.seconds:.3f}"}
+            {
+                "models": plain(report.models),
+                "tests_passed": report.tests_passed,
+                "start_seconds": f"{report.start_seconds:.3f}",
+                "seconds": f"{report.seconds:.3f}",
+            }
         )
         return
-    rows = [[run.name, f"{run.rows:,}", f"{run.seconds:.2f}"] for run in report.models]
-    print_table(["mart", "rows", "seconds"], rows, [1, 2])
-    say(f"{report.tests_passed} tests passed" if tests else "rolled up")
+    held = f", {report.tests_passed} tests passed" if tests else ""
+    start = f" after {report.start_seconds:.1f} s for dbt to start" if report.start_seconds else ""
+    say(f"rolled up {sum(report.rows.values()):,} rows in {report.seconds:.1f} s{start}{held}")
 
 
 def check(

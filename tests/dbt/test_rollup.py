@@ -476,7 +476,7 @@ async def test_a_mart_that_is_gone_is_made_from_the_whole_ledger(marts: Marts) -
     await set_up(marts)
     await marts.post(make_event("a", usage=usage(7)))
     marts.roll_up()
-    marts.ledger.superuser.execute("drop table marts.fct_cost_daily")
+    marts.ledger.superuser.execute("drop table marts.fct_cost_daily cascade")
     marts.roll_up()
     assert marts.ledger.value("select sum(input_tokens) from marts.fct_cost_daily") == 7
     assert holds(marts)
@@ -570,3 +570,18 @@ async def test_a_seal_holds_what_the_mart_of_its_days_holds(marts: Marts) -> Non
     )
     assert len(lines) > 4
     assert lines == mart
+
+
+async def test_columns_that_differ_from_the_models_are_one_clear_line(marts: Marts) -> None:
+    """Nothing is added to a mart of another shape; a rebuild gives it the model's."""
+    await set_up(marts)
+    await marts.post(make_event("a", usage=usage(7)))
+    marts.roll_up()
+    marts.ledger.superuser.execute("alter table marts.fct_cost_daily rename column entry_count to rows_count")
+    await marts.post(make_event("b", usage=usage(8)))
+    with pytest.raises(RollupFailed, match=r"fct_cost_daily: .*column \w+ is .*`tallystick rollup --rebuild fct_cost_"):
+        marts.roll_up()
+    assert marts.ledger.value("select sum(input_tokens) from marts.fct_cost_daily") == 7
+    marts.rebuild("fct_cost_daily")
+    assert marts.ledger.value("select sum(input_tokens) from marts.fct_cost_daily") == 15
+    assert holds(marts)
