@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +110,38 @@ def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: flo
     return _invoke(url, _Kept(home, "rebuild", {"rebuild": True}), ["run", "--full-refresh"], selected, wait_seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class FoldText:
+    """What an additive mart must equal, as a select, and the columns of its key."""
+
+    sql: str
+    keys: Sequence[str]
+
+
+def compiled_for_refold(url: str, home: Path) -> Mapping[str, FoldText]:
+    """Return for each additive mart the select of its rows out of everything that it has consumed, by name."""
+    kept = _Kept(home, "refold", {"refold": True})
+    with _ONE_AT_A_TIME, _connection_in_environment(url):
+        _check_there(url)
+        manifest, _ = _manifest(url, kept)
+        outcome = _runner(manifest).invoke(
+            ["compile", "--select", "config.incremental_strategy:additive", *kept.options]
+        )
+    _report(outcome, 0.0, 0.0)
+    nodes = [result.node for result in outcome.result.results if str(result.node.resource_type) == "model"]
+    return {
+        node.name: FoldText(node.compiled_code, node.config.get("unique_key"))
+        for node in sorted(nodes, key=lambda each: str(each.name))
+        if node.config.get("incremental_strategy") == "additive"
+    }
+
+
+def _check_there(url: str) -> None:
+    """Raise RollupFailed where Postgres does not answer or no ledger is there."""
+    with _connected(url):
+        pass
+
+
 def _check_nothing_retired(url: str) -> None:
     """Raise RollupFailed while the rows of a month are not in the ledger: a mart made new would be without them."""
     with psycopg.connect(libpq_url(url), autocommit=True, connect_timeout=10) as connection:
@@ -156,6 +188,7 @@ _MANIFESTS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {}
 
 def _invoke(url: str, kept: _Kept, command: list[str], select: tuple[str, ...], wait_seconds: float) -> RollupReport:
     with _ONE_AT_A_TIME, _connection_in_environment(url):
+        _check_there(url)
         started = time.monotonic()
         manifest, is_new = _manifest(url, kept)
         start_seconds = time.monotonic() - started if is_new else 0.0
@@ -233,6 +266,18 @@ def _runner(manifest: Any) -> Any:
 @contextmanager
 def _alone(url: str, wait_seconds: float) -> Iterator[psycopg.Connection]:
     """Hold one advisory lock of the database for the block, so that two runs never interleave their models."""
+    with _connected(url) as connection:
+        connection.execute("select set_config('lock_timeout', %s, false)", [f"{max(1, int(wait_seconds * 1000))}ms"])
+        try:
+            connection.execute("select pg_advisory_lock(%s)", [_LOCK])
+        except psycopg.errors.LockNotAvailable:
+            raise RollupBusy(wait_seconds) from None
+        yield connection
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[psycopg.Connection]:
+    """Give a connection to a ledger; where there is none, say which is missing."""
     try:
         connection = psycopg.connect(libpq_url(url), autocommit=True, connect_timeout=10)
     except psycopg.OperationalError as error:
@@ -241,11 +286,6 @@ def _alone(url: str, wait_seconds: float) -> Iterator[psycopg.Connection]:
         row = connection.execute("select to_regclass('ledger.batch_digests') is not null").fetchone()
         if row is None or not row[0]:
             raise RollupFailed("ledger", "its tables are not there: run `tallystick migrate`")
-        connection.execute("select set_config('lock_timeout', %s, false)", [f"{max(1, int(wait_seconds * 1000))}ms"])
-        try:
-            connection.execute("select pg_advisory_lock(%s)", [_LOCK])
-        except psycopg.errors.LockNotAvailable:
-            raise RollupBusy(wait_seconds) from None
         yield connection
 
 

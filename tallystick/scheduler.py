@@ -141,6 +141,8 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
 
     async def whole() -> str | None:
         from ledger.proofs import last_proofs
+        from tallystick.refold import added, refold
+        from tallystick.rollup import WarehouseMissing
         from tallystick.verify import note, verify
 
         async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
@@ -149,6 +151,12 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
                 return None
             heads_file = settings.published_heads if settings.published_heads.exists() else None
             proof = await _in_thread(lambda: verify(found.url_for(OPERATOR), heads=heads_file), "verify")
+            try:
+                folded = await _in_thread(lambda: refold(found.url_for(ROLLUP), settings.home), "refold")
+                proof = added(proof, folded)
+            except WarehouseMissing as error:
+                # Where no rollup can run there is nothing to fold again; the proof of the rest counts all the same.
+                proof.notes.append(f"the marts were not folded again: {error}")
             await note(connection, proof, every_seconds=_DAY_SECONDS)
         if not proof.ok:
             log.warning(

@@ -132,12 +132,18 @@ def verify(
         str | None,
         typer.Option("--since", help="Only what was recorded from this day (UTC) or RFC 3339 time on."),
     ] = None,
+    refold: Annotated[
+        bool,
+        typer.Option("--refold", help="Fold every bucket of every additive mart again too, as is done each night."),
+    ] = False,
     format: FormatOption = Format.table,
 ) -> None:
     """Recompute chain, keys, requests, budgets and marts from the ledger; fail if anything differs."""
     from tallystick import verify as proofs
     from tallystick.addresses import addresses
 
+    if refold and since is not None:
+        raise CommandError("--refold: marts hold everything; leave out --since")
     options = settings()
     default = options.published_heads
     # The standing file is there once heads have been published; one that is named must be there.
@@ -148,6 +154,10 @@ def verify(
             heads=file,
             since=moment(since),
         )
+        if refold:
+            from tallystick import refold as folding
+
+            proof = folding.added(proof, folding.refold(found.url_for(ROLLUP), options.home))
         if since is None:
             _note_whole(found.url_for(OPERATOR), proof)
     if format is Format.json:

@@ -1,0 +1,62 @@
+"""The refold: every bucket of every additive mart equals the fold of the whole ledger, and one that does not is named."""
+
+from tallystick.refold import Refold, added, refold
+from tallystick.verify import verify
+from tests.dbt.conftest import Marts
+from tests.dbt.test_rollup import set_up, usage
+from tests.factories import NODE, make_event
+
+
+def refolded(marts: Marts) -> Refold:
+    return refold(marts.url, marts.home)
+
+
+async def test_what_runs_added_equals_the_fold_of_the_ledger(marts: Marts) -> None:
+    """Two runs, a better statement between them, and a batch that no run has consumed yet, which is in neither side."""
+    await set_up(marts)
+    await marts.post(
+        make_event("a", time="2026-01-15T10:14:00Z", usage=usage(100)),
+        make_event("n", source=NODE, request_id="r", feature=..., usage=usage(40), final=False),
+    )
+    marts.roll_up()
+    await marts.post(make_event("g", request_id="r", usage=usage(50)))
+    marts.roll_up()
+    await marts.post(make_event("waiting", usage=usage(7)))
+    found = refolded(marts)
+    assert found.differences == []
+    assert found.notes == []
+    names = {mart.mart for mart in found.marts}
+    assert {"fct_usage_15min", "fct_usage_hourly", "fct_cost_daily"} <= names
+    additive = marts.ledger.rows("select distinct model from marts.watermarks")
+    assert names <= {name for (name,) in additive}
+    assert all(mart.row_count for mart in found.marts if mart.mart in {"fct_usage_15min", "fct_cost_daily"})
+
+
+async def test_a_micro_unit_in_one_bucket_is_named_with_tenant_time_and_number(marts: Marts) -> None:
+    await set_up(marts)
+    await marts.post(make_event("a", time="2026-01-15T10:14:00Z", usage=usage(1_000_000)))
+    marts.roll_up()
+    marts.ledger.superuser.execute("update marts.fct_usage_hourly set charge_amount = charge_amount + 0.000001")
+    marts.ledger.superuser.execute("delete from marts.fct_cost_daily")
+    found = refolded(marts)
+    assert found.difference_count == 2
+    assert found.differences == [
+        "fct_cost_daily: tenant t-alpha, local day 2026-01-15, feature chat, language en, provider openai, model m-sub,"
+        " cost_currency USD, charge_currency USD: the mart lacks the row",
+        "fct_usage_hourly: tenant t-alpha, from 2026-01-15 10:00 UTC, feature chat, language en, provider openai, model m-sub,"
+        " cost_currency USD, charge_currency USD: the mart says charge_amount 1.000001, the ledger 1.000000",
+    ]
+
+
+async def test_the_refold_is_part_of_the_proof_of_everything(marts: Marts) -> None:
+    """A count that neither the standing proof nor `verify` compares is found all the same."""
+    await set_up(marts)
+    await marts.post(make_event("a", usage=usage(1)))
+    marts.roll_up()
+    marts.ledger.superuser.execute("update marts.fct_usage_15min set evidence_count = 1")
+    proof = verify(marts.ledger.database.url_for("tallystick_operator"))
+    assert proof.ok
+    whole = added(proof, refolded(marts))
+    assert [failure.part for failure in whole.failures] == ["marts"]
+    assert "the mart says evidence_count 1, the ledger 0" in whole.failures[0].text
+    assert whole.checked["mart buckets"] >= 3
