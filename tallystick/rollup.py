@@ -181,9 +181,9 @@ class _Kept:
         ]  # fmt: skip
 
 
-# The project as it was read: by the folder's name, so that a process keeps one of each. Relations are named in it with the
-# database, so it is read anew for another.
-_MANIFESTS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {}
+# The project as it was read, by where it is kept and for which database, whose name is part of each relation's.
+_MANIFESTS: Final[dict[tuple[str, ...], Any]] = {}
+_MANIFESTS_MAX: Final = 4
 
 
 def _invoke(url: str, kept: _Kept, command: list[str], select: tuple[str, ...], wait_seconds: float) -> RollupReport:
@@ -203,19 +203,21 @@ def _invoke(url: str, kept: _Kept, command: list[str], select: tuple[str, ...], 
 
 def _manifest(url: str, kept: _Kept) -> tuple[Any, bool]:
     """Return the project, and whether it had to be read."""
-    key = (str(PROJECT), str(kept.home), str(conninfo_to_dict(libpq_url(url)).get("dbname")))
-    have = _MANIFESTS.get(kept.name)
-    if have is not None and have[0] == key:
-        for node in have[1].nodes.values():
+    database = str(conninfo_to_dict(libpq_url(url)).get("dbname"))
+    key = (str(PROJECT), str(kept.home), kept.name, database)
+    if (manifest := _MANIFESTS.get(key)) is not None:
+        for node in manifest.nodes.values():
             if getattr(node, "extra_ctes_injected", False):
                 # What a run compiled is noted in the project, and a second run would take a model for done whose
                 # ephemeral parents it has not put in again.
                 node.extra_ctes_injected, node.extra_ctes = False, []
-        return have[1], False
+        return manifest, False
     outcome = _runner(None).invoke(["parse", *kept.options])
     if not outcome.success:
         raise RollupFailed("dbt", _one_line(str(outcome.exception or "the project cannot be read")))
-    _MANIFESTS[kept.name] = key, outcome.result
+    while len(_MANIFESTS) >= _MANIFESTS_MAX:
+        del _MANIFESTS[next(iter(_MANIFESTS))]
+    _MANIFESTS[key] = outcome.result
     return outcome.result, True
 
 
