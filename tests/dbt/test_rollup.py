@@ -228,8 +228,8 @@ async def test_sums_pass_two_to_the_31st(marts: Marts) -> None:
         ]
 
 
-async def test_one_model_under_four_spellings_is_one_row(marts: Marts) -> None:
-    """B112: four events of 50,000 tokens at 5.00 per million are 1 USD of claude-x-5; the ledger keeps the spellings."""
+async def test_b112_one_model_under_four_spellings_is_one_row(marts: Marts) -> None:
+    """Four events of 50,000 tokens at 5.00 per million are 1 USD of claude-x-5; the ledger keeps the spellings."""
     spellings = ("claude-x-5", "anthropic/claude-x-5", "Claude-X-5", "openrouter/anthropic/Claude-X-5")
     marts.ledger.add_tenant().add_source().add_model("claude-x-5", aliases=spellings[1:])
     await marts.ledger.add_price("claude-x-5", input="5.00", output="25.00")
@@ -241,8 +241,8 @@ async def test_one_model_under_four_spellings_is_one_row(marts: Marts) -> None:
     assert {name for (name,) in marts.ledger.rows("select reported_model from ledger.entries")} == set(spellings)
 
 
-async def test_the_key_contains_every_dimension(marts: Marts) -> None:
-    """B113: 0.40, 0.60, 0.10 and 0.20 differ in one dimension each; they are four rows and sum to 1.30 each way."""
+async def test_b113_the_key_contains_every_dimension(marts: Marts) -> None:
+    """0.40, 0.60, 0.10 and 0.20 differ in one dimension each; they are four rows and sum to 1.30 each way."""
     await set_up(marts, "m-1", "m-2")
     said = (
         ("search", "en", "m-1", 40),
@@ -414,6 +414,31 @@ async def test_two_runs_at_once_add_everything_once(marts: Marts) -> None:
         other.execute("select pg_advisory_lock(7411002)")
         with pytest.raises(RollupBusy, match=r"another rollup has been running for the 0\.2 s that we waited"):
             run_rollup(marts.url, marts.home, wait_seconds=0.2)
+
+
+async def test_all_marts_of_a_run_hold_the_batches_that_were_there_when_it_began(marts: Marts) -> None:
+    """A batch that is committed between two models of a run is in neither, so hours, quarter hours and days agree."""
+    await set_up(marts)
+    await marts.post(make_event("a", usage=usage(1)))
+    marts.roll_up()
+    await marts.post(make_event("b", usage=usage(10)))
+    # Whichever mart is written first posts another batch, as an ingest that never rests would.
+    last = "(select last_number from ledger.feeds where feed_id = new.feed_id)"
+    marts.ledger.superuser.execute(
+        "create function marts.post() returns trigger language plpgsql security definer as $$ begin"
+        " if new.low > old.low then"
+        " insert into ledger.batches select (jsonb_populate_record(b, jsonb_build_object('batch_id', b.batch_id + 1000000,"
+        f" 'number', b.number + 1))).* from ledger.batches as b where b.feed_id = new.feed_id and b.number = {last};"
+        " update ledger.feeds set last_number = last_number + 1 where feed_id = new.feed_id;"
+        " end if; return new; end $$"
+    )
+    marts.ledger.superuser.execute(
+        "create trigger post before update on marts.watermarks for each row execute function marts.post()"
+    )
+    marts.roll_up()
+    assert marts.ledger.rows("select distinct low, high from marts.watermarks") == [(2, 2)]
+    assert marts.ledger.value("select last_number > 4 from ledger.feeds where last_number > 0")
+    assert marts.ledger.rows("select * from marts.run_batches") == []
 
 
 async def test_batches_posted_while_a_model_runs_wait_for_the_next_run(marts: Marts) -> None:
