@@ -28,8 +28,11 @@ ACTS: Final[dict[str, str]] = {
     "backfill.commit": "post the rows of a load",
     "backfill.revert": "take back all that a load moved",
     "periods.reopen": "let a closed month take usage again",
+    "invoices.issue": "issue an invoice",
+    "invoices.void": "say that an invoice no longer counts",
+    "credit-notes.issue": "give back something of an invoice",
 }
-"""The acts that a setting may ask a second person for. A room above adds its own when it is loaded."""
+"""The acts that a setting may ask a second person for."""
 
 DAYS: Final = 7
 """After so long a question, or a yes that nobody used, expires: what was agreed to may no longer be what is there."""
