@@ -1,37 +1,7 @@
 """Who issues, who pays and what is agreed, as YAML for people who review it; `tallystick billing apply` brings it about.
 
-    issuers:
-      - entity: entity-1
-        from: 2026-01-01
-        name: Northwind AI GmbH
-        address: [Example Street 1, 10115 Berlin]
-        country: DE
-        tax_id: DE123456789          # left out: none; email likewise
-        invoice_prefix: NW-
-        credit_note_prefix: NW-C-
-        payment_days: 14
-    taxes:
-      - {entity: entity-1, category: standard, from: 2026-01-01, rate: 0.19, label: VAT 19 %}
-    customers:
-      - tenant: t-alpha
-        from: 2026-01-01
-        name: Alpha Ltd
-        address: [1 High Street, London]
-        country: GB
-        tax_category: standard
-        language: en
-        invoice_currency: USD        # left out: an invoice for each currency that it is charged in
-    items:
-      - {id: alpha-platform, tenant: t-alpha, kind: fee, description: Platform fee, currency: USD, amount: 920.00,
-         period: quarter, timing: advance, from: 2026-08-12}
-      - {id: alpha-minimum, tenant: t-alpha, kind: minimum, description: Monthly minimum, currency: USD, amount: 100,
-         from: 2026-08-01, until: 2027-01-01}
-      - {id: alpha-chat, tenant: t-alpha, kind: discount, description: Chat less 10 %, percent: 10, feature: chat,
-         from: 2026-08-01}
-    bounds:
-      - {currency: USD, total_max: 50000, change_max: 3, change_from: 100, lines_max: 5000}
-
-What is left out of a file stays as it is. Every scalar is read as text, so that an amount is the digits that stand there.
+How a file looks stands in agreements.md, which a test reads. What is left out of a file stays as it is; every scalar is read as
+text, so that an amount is the digits that stand there.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,34 +1,44 @@
 """The digest of a document: over all that is printed but its number, its time of issue and the due date that follows. Pure."""
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, Final
 
-from billing.documents import Document
-from billing.rounding import plain
+from billing.documents import CreditApplied, Document, Line, Party, Tax
+from ledger.money import EXACT
 
 _UNPRINTED: Final = frozenset(
     {"document_id", "number", "issued_at", "state", "due_date", "digest", "corrects_document_id"}
 )
+_NAMES: Final = tuple(each.name for each in fields(Document) if each.name not in _UNPRINTED)
+_PARTS: Final = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Party, Line, Tax, CreditApplied)}
 
 
 def digest_of(document: Document) -> str:
-    """Return the SHA-256 over all that is printed but number, time of issue and the due date that follows from it."""
-    content = {each.name: getattr(document, each.name) for each in fields(document) if each.name not in _UNPRINTED}
-    text = json.dumps(content, default=_canonical, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    """Return the SHA-256 over all that is printed but number, time of issue and the due date that follows from it.
+
+    Shape: a JSON object of the fields by name; parties, lines, taxes and credits are lists of their fields in order; decimals
+    are their shortest plain digits, so that a document read back from its rows has the same digest.
+    """
+    content = {name: _canonical(getattr(document, name)) for name in _NAMES}
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return f"{plain(value):f}"
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, date):
+    kind = type(value)
+    if kind is Decimal:
+        return f"{value.normalize(EXACT):f}" if value else "0"
+    if value is None or kind is str or kind is int:
+        return value
+    if kind is date:
         return value.isoformat()
-    if is_dataclass(value):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
-    raise TypeError(f"{type(value).__name__} does not stand on a document")
+    if kind in _PARTS:
+        return [_canonical(each) for each in _PARTS[kind](value)]
+    if kind is datetime:
+        return value.astimezone(UTC).isoformat()
+    return [_canonical(each) for each in value]

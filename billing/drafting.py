@@ -142,7 +142,7 @@ def _draft(
         placed = owed_back_notes(owed, known.creditable.get(currency, ()), known.month, currency)
         for name, rest in placed.unplaced.items():
             refusals.append(
-                f"{amount_text(rest)} {currency} ({name}) is owed back beyond what live invoices billed:"
+                f"{plain(rest):f} {currency} ({name}) is owed back beyond what live invoices billed:"
                 " issue the earlier months first"
             )
         lines += [
@@ -292,7 +292,7 @@ def _add_up(
         base = round_money(total(exact), currency)
         amounts.update(zip(places, spread(base, exact, currency), strict=True))
         taxes.append(Tax(name, rate.label, rate.rate, base, round_money(EXACT.multiply(base, rate.rate), currency)))
-    printed = tuple(replace(line, line_no=place + 1, amount=amounts[place]) for place, line in enumerate(lines))
+    printed = tuple(line.printed(place + 1, amounts[place]) for place, line in enumerate(lines))
     return printed, tuple(taxes), total(line.exact_amount for line in lines)
 
 

@@ -22,19 +22,11 @@ from billing.errors import IssueRefused
 from billing.months import Drafted, draft_months, lock_tenants, tenants_of
 from billing.store import Issued, insert_documents
 from ledger import failpoints
-from ledger.approvals import ACTS, Awaiting, second_person
+from ledger.approvals import Awaiting, second_person
 from ledger.database import Connection
 from ledger.errors import ActRefused, Unknown
 from ledger.money import EXACT, amount_text
 from quotas.burning import book_burn
-
-ACTS.update(
-    {
-        "invoices.issue": "issue an invoice",
-        "invoices.void": "void an invoice",
-        "credit-notes.issue": "issue a credit note",
-    }
-)
 
 GROUP: Final = 250
 """Tenants that one transaction issues: their entries are read in one scan of the month."""

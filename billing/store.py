@@ -1,9 +1,10 @@
 """Issued documents in the database: written once, read back as they were."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, Final
 
 from psycopg.rows import class_row, dict_row
@@ -30,6 +31,7 @@ class Issued:
 
 
 _LINE: Final = tuple(each.name for each in fields(Line))
+_LINE_VALUES: Final = attrgetter(*_LINE)
 _DOCUMENT: Final = (
     "document_id", "kind", "basis", "entity_id", "number_value", "number", "tenant_id", "posting_period", "currency",
     "revision", "previous_revision", "close_number", "period_start", "period_end", "time_zone", "language", "issuer",
@@ -60,7 +62,7 @@ async def insert_documents(connection: Connection, issued: Sequence[Issued]) -> 
     ) as copy:
         for each in issued:
             for line in each.document.lines:
-                await copy.write_row([each.document.document_id, *(getattr(line, name) for name in _LINE)])
+                await copy.write_row([each.document.document_id, *_LINE_VALUES(line)])
     async with connection.cursor().copy(
         "copy billing.document_taxes (document_id, category, label, rate, exact_base, base, amount) from stdin"
     ) as copy:
@@ -82,7 +84,7 @@ async def insert_documents(connection: Connection, issued: Sequence[Issued]) -> 
 
 
 def _party(party: Party) -> Jsonb:
-    return Jsonb(asdict(party))
+    return Jsonb({each.name: getattr(party, each.name) for each in fields(party)})
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------

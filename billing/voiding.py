@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from billing import issuing  # noqa: F401  the acts that need a second person are known once it is loaded
 from billing.documents import Document
 from billing.errors import VoidRefused
 from billing.months import lock_periods, lock_tenants

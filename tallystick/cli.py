@@ -19,6 +19,7 @@ from tallystick.commands import (
     gaps,
     generating,
     grants,
+    invoices,
     keys,
     names,
     nodes,
@@ -50,7 +51,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, invoices, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating,
 ):  # fmt: skip
     module.register(app)
 

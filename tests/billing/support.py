@@ -107,9 +107,7 @@ async def draft(operator: Connection, month: date = JANUARY, tenant_id: str = "t
 
 async def reverse(writer: Connection, event_id: str, tenant_id: str = "t-alpha") -> None:
     """Negate all that stands of an event's request."""
-    await correct(
-        writer, Wanted(f"reverse-{event_id}", "t-alpha", Reverse(Request(tenant_id, f"req-{event_id}")), "a mistake", "jane")
-    )  # fmt: skip
+    await correct(writer, Wanted(Reverse(Request(tenant_id, f"req-{event_id}"))), actor="jane", reason="a mistake")
 
 
 def amounts(document: Document) -> dict[tuple[str, str], Decimal]:

@@ -1,0 +1,286 @@
+"""What is given back: months that owe back, credit notes for usage and commercial ones, grants; never more than was billed."""
+
+from decimal import Decimal
+
+import pytest
+
+from billing.credit_notes import Credited, credit_commercially, credit_usage
+from billing.documents import Document
+from billing.errors import CreditRefused, VoidRefused
+from billing.issuing import Terms, issue_month
+from billing.store import read_documents
+from billing.voiding import Voided, void_invoice
+from ledger.database import Connection
+from quotas.granting import NewGrant, create_grant, find_grant
+from tests.billing.support import (
+    FEBRUARY,
+    JANE,
+    JANUARY,
+    LATER,
+    MARCH,
+    agree,
+    amounts,
+    close,
+    discount,
+    dollars,
+    exactly_owed,
+    fee,
+    issue,
+    issued,
+    owed,
+    reverse,
+)
+from tests.support.ledger import Ledger
+
+
+@pytest.fixture
+async def priced(ledger: Ledger, operator: Connection) -> Ledger:
+    await ledger.add_price(input="1.00", output="1.00")
+    await agree(operator)
+    return ledger
+
+
+async def commercial(operator: Connection, name: str, **given: object) -> Document:
+    done = await credit_commercially(operator, "jane", name, reason="An apology", **given)  # type: ignore[arg-type]
+    assert isinstance(done, Credited)
+    return done.document
+
+
+# --- Months that owe back -----------------------------------------------------------------------------------------------
+
+
+async def test_what_a_month_owes_back_beyond_its_usage_is_a_credit_note(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """January 10; February uses 3 and takes 7 of January back: an invoice of 0, and 4 given back on January's. 10 - 4 = 6."""
+    await priced.post(dollars("a", "3"), dollars("b", "7"), received_at=LATER)
+    january = await issued(operator)
+    await priced.post(dollars("c", "3", "2026-02-10T00:00:00Z"), received_at=LATER)
+    await reverse(writer, "b")
+    await close(operator, FEBRUARY)
+    outcome = await issue(operator, FEBRUARY)
+    assert (outcome.result, outcome.total, outcome.credit_notes) == ("issued", Decimal(0), ("NW-C-000001",))
+    invoice, note = await read_documents(
+        operator, [row[0] for row in priced.rows("select document_id from billing.documents where document_id <> %s"
+                                                 " order by kind desc", january.document_id)]
+    )  # fmt: skip
+    assert amounts(invoice) == {
+        ("usage", "2026-02"): Decimal(3), ("usage", "2026-01"): Decimal(-7), ("owed_back", "2026-01"): Decimal(4),
+    }  # fmt: skip
+    assert (note.corrects_number, note.basis, note.total, note.amount_due) == (
+        "NW-000001",
+        "owed_back",
+        Decimal(4),
+        Decimal(4),
+    )
+    assert owed(priced) == {"USD": Decimal(6)} == {"USD": priced.total()}
+    with pytest.raises(VoidRefused, match="NW-C-000001 corrects it"):
+        await void_invoice(operator, "jane", "NW-000001", reason="a mistake")
+    voided = await void_invoice(operator, "jane", outcome.number or "", reason="a mistake")
+    assert isinstance(voided, Voided)
+    assert voided.credit_notes == ["NW-C-000001"]
+    assert owed(priced) == {"USD": Decimal(10)}
+    again = await issue(operator, FEBRUARY)
+    assert (again.number, again.credit_notes) == ("NW-000003", ("NW-C-000002",))
+    assert owed(priced) == {"USD": Decimal(6)}
+
+
+async def test_what_nobody_billed_cannot_be_given_back(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """January was closed and never issued; February owes 7 back of it, which waits until it is."""
+    await priced.post(dollars("b", "7"), received_at=LATER)
+    await close(operator, JANUARY)
+    await reverse(writer, "b")
+    await close(operator, FEBRUARY)
+    outcome = await issue(operator, FEBRUARY)
+    assert outcome.result == "parked"
+    assert outcome.reasons == (
+        "7 USD (none) is owed back beyond what live invoices billed: issue the earlier months first",
+    )
+    await issue(operator, JANUARY)
+    assert (await issue(operator, FEBRUARY)).result == "issued"
+    assert owed(priced) == {"USD": Decimal(0)}
+
+
+# --- Credit notes for usage ---------------------------------------------------------------------------------------------
+
+
+async def test_a_credit_note_for_usage_takes_its_reversals_off_the_next_invoice(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """January 10. 7 are reversed: a credit note at once; February's invoice is its own 3 alone."""
+    await priced.post(dollars("a", "3"), dollars("b", "7"), received_at=LATER)
+    january = await issued(operator)
+    with pytest.raises(CreditRefused, match="nothing corrects the usage of invoice NW-000001"):
+        await credit_usage(operator, "jane", january.number or "", reason="A wrong model")
+    await priced.post(dollars("c", "3", "2026-02-10T00:00:00Z"), received_at=LATER)
+    await reverse(writer, "b")
+    shown = await credit_usage(operator, "jane", january.number or "", reason="A wrong model", dry_run=True)
+    assert isinstance(shown, Credited)
+    assert priced.value("select count(*) from billing.documents") == 1
+    made = await credit_usage(operator, "jane", january.number or "", reason="A wrong model")
+    assert isinstance(made, Credited)
+    assert (made.document.number, made.document.total, made.entry_count) == ("NW-C-000001", Decimal(7), 1)
+    assert [(line.meter, line.quantity, line.amount) for line in made.document.lines] == [
+        ("uncached_input_tokens", Decimal(7_000_000), Decimal("7.00"))
+    ]
+    with pytest.raises(CreditRefused, match="nothing corrects"):
+        await credit_usage(operator, "jane", january.number or "", reason="again")
+    february = await issued(operator, FEBRUARY)
+    assert amounts(february) == {("usage", "2026-02"): Decimal(3)}
+    assert owed(priced) == {"USD": Decimal(6)} == {"USD": priced.total()}
+
+
+async def test_what_an_invoice_gave_back_no_credit_note_gives_back_again(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    await priced.post(dollars("a", "3"), dollars("b", "7"), received_at=LATER)
+    await issued(operator)
+    await reverse(writer, "a")
+    await priced.post(dollars("c", "5", "2026-02-10T00:00:00Z"), received_at=LATER)
+    assert (await issued(operator, FEBRUARY)).total == Decimal(2)
+    with pytest.raises(CreditRefused, match="nothing corrects"):
+        await credit_usage(operator, "jane", "NW-000001", reason="again")
+
+
+async def test_a_credit_note_for_usage_gives_back_what_was_paid_for_it(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """10 less ten percent were billed for the request: 9.00 come back, not 10."""
+    await agree(operator, items=[discount(percent=Decimal(10))])
+    await priced.post(dollars("a", "10"), received_at=LATER)
+    assert (await issued(operator)).total == Decimal("9.00")
+    await reverse(writer, "a")
+    made = await credit_usage(operator, "jane", "NW-000001", reason="A wrong model")
+    assert isinstance(made, Credited)
+    assert made.document.total == Decimal("9.00")
+    assert owed(priced) == {"USD": Decimal(0)}
+    assert exactly_owed(priced) == 0
+
+
+# --- Commercial ones ----------------------------------------------------------------------------------------------------
+
+
+async def test_b128_credit_notes_of_all_lines_add_up_to_the_invoice(priced: Ledger, operator: Connection) -> None:
+    """32.16 + 6.43 = 38.59 = 14.80 + 9.00 + 14.79. WRONG: 14.80 + 14.80 + 9.00 = 38.60."""
+    await agree(operator, tax_rate="0.20", items=[fee("a", "12.33"), fee("b", "12.33"), fee("c", "7.50")])
+    invoice = await issued(operator)
+    assert (invoice.subtotal, invoice.tax_total, invoice.total) == (Decimal("32.16"), Decimal("6.43"), Decimal("38.59"))
+    number = invoice.number or ""
+    notes = [await commercial(operator, number, lines={line: None}) for line in (1, 3, 2)]
+    assert [note.total for note in notes] == [Decimal("14.80"), Decimal("9.00"), Decimal("14.79")]
+    assert owed(priced) == {"USD": Decimal("0.00")}
+    with pytest.raises(CreditRefused, match="line 1 of invoice NW-000001 was given back before"):
+        await commercial(operator, number, lines={1: None})
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({}, "say either which lines are given back or which amount"),
+        ({"amount": Decimal("12.34")}, "more than the 12.33 that is left of invoice NW-000001"),
+        ({"amount": Decimal("0.001")}, "no amount above zero that USD can print"),
+        ({"amount": Decimal(-1)}, "no amount above zero"),
+        ({"lines": {7: None}}, "has no line 7"),
+        ({"lines": {1: Decimal("12.34")}}, "is more than the 12.33 that is left"),
+    ],
+)
+async def test_refusals_of_commercial_credit_notes(
+    priced: Ledger, operator: Connection, given: dict[str, object], rule: str
+) -> None:
+    await agree(operator, items=[fee("a", "12.33")])
+    await issued(operator)
+    with pytest.raises(CreditRefused, match=rule):
+        await commercial(operator, "NW-000001", **given)
+    assert priced.value("select count(*) from billing.documents where kind = 'credit_note'") == 0
+
+
+async def test_parts_never_come_to_more_than_was_billed(priced: Ledger, operator: Connection) -> None:
+    await agree(operator, tax_rate="0.19", items=[fee("a", "10.00")])
+    assert (await issued(operator)).total == Decimal("11.90")
+    parts = [await commercial(operator, "NW-000001", amount=Decimal("3.33")) for _ in range(3)]
+    assert [part.total for part in parts] == [Decimal("3.96")] * 3
+    last = await commercial(operator, "NW-000001", amount=Decimal("0.01"))
+    assert last.total == Decimal("0.02"), "0.01 and what is left of the tax: 1.90 - 3 x 0.63 = 0.01"
+    assert owed(priced) == {"USD": Decimal("0.00")}
+
+
+# --- Grants -------------------------------------------------------------------------------------------------------------
+
+
+async def grant(operator: Connection, amount: str, **more: object) -> str:
+    values: dict[str, object] = {"tenant_id": "t-alpha", "amount": Decimal(amount), "currency": "USD", **more}
+    values.setdefault("effective_at", 1_764_547_200_000_000)  # 2025-12-01
+    made = await create_grant(
+        operator,
+        "jane",
+        NewGrant(**values),
+        key=f"g-{amount}-{len(more)}",
+        now=1_780_000_000_000_000,  # type: ignore[arg-type]
+    )
+    return made.grant_id
+
+
+async def booked(operator: Connection, grant_id: str) -> Decimal:
+    return (await find_grant(operator, grant_id, now=1_780_000_000_000_000)).booked_burnt
+
+
+async def test_b129_credit_never_takes_an_invoice_below_zero(priced: Ledger, operator: Connection) -> None:
+    """10.004 prints 10.00, the credit pays 10.00 of its 25.00. WRONG: 10.00 - 10.01 = -0.01."""
+    name = await grant(operator, "25.00")
+    await priced.post(dollars("a", "10.004"), received_at=LATER)
+    invoice = await issued(operator)
+    assert (invoice.exact_subtotal, invoice.subtotal) == (Decimal("10.004"), Decimal("10.00"))
+    assert (invoice.credit_total, invoice.amount_due) == (Decimal("10.00"), Decimal("0.00"))
+    assert Decimal(25) - await booked(operator, name) == Decimal("15.00")
+    await void_invoice(operator, "jane", invoice.number or "", reason="a mistake")
+    assert await booked(operator, name) == 0
+    again = await issue(operator)
+    assert (again.total, again.amount_due) == (Decimal("10.00"), Decimal("0.00"))
+    assert await booked(operator, name) == Decimal("10.00")
+
+
+async def test_grants_burn_in_the_stated_order_over_months(priced: Ledger, operator: Connection) -> None:
+    """Search has 4 of its own, which burns first by its priority; then 10 for anything. 6 + 5, then 8: 4 + 6 is 10, 1 in money..."""
+    own = await grant(operator, "4", feature="search", priority=1)
+    any_use = await grant(operator, "10")
+    await priced.post(
+        dollars("a", "6", feature="search"), dollars("b", "5"), dollars("c", "8", "2026-02-10T00:00:00Z"), received_at=LATER
+    )  # fmt: skip
+    january = await issued(operator)
+    assert {credit.grant_id: credit.amount for credit in january.credits} == {own: Decimal(4), any_use: Decimal(7)}
+    assert january.amount_due == 0
+    february = await issued(operator, FEBRUARY)
+    assert {credit.grant_id: credit.amount for credit in february.credits} == {any_use: Decimal(3)}
+    assert february.amount_due == Decimal(5)
+
+
+async def test_money_comes_back_as_money_first_and_then_into_grants(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """10 of usage, 6 of them from a grant: of a credit of 7, 4 are money and 3 go back into the grant."""
+    name = await grant(operator, "6")
+    await priced.post(dollars("a", "3"), dollars("b", "7"), received_at=LATER)
+    assert (await issued(operator)).amount_due == Decimal(4)
+    await reverse(writer, "b")
+    made = await credit_usage(operator, "jane", "NW-000001", reason="A wrong model")
+    assert isinstance(made, Credited)
+    assert (made.document.total, made.document.credit_total, made.document.amount_due) == (
+        Decimal(7),
+        Decimal(3),
+        Decimal(4),
+    )
+    assert await booked(operator, name) == Decimal(3)
+
+
+async def test_a_void_of_a_void_is_the_same_void(priced: Ledger, operator: Connection) -> None:
+    await priced.post(dollars("a", "3"), received_at=LATER)
+    invoice = await issued(operator)
+    done = [await void_invoice(operator, "jane", invoice.document_id or "", reason="a mistake") for _ in range(2)]
+    assert [each.was_void for each in done if isinstance(each, Voided)] == [False, True]
+    assert priced.value("select count(*) from billing.voids") == 1
+    assert (await issue_month(operator, "t-alpha", JANUARY, JANE))[0].number == "NW-000002"
+
+
+__all__ = ["MARCH", "Terms"]

@@ -1,0 +1,115 @@
+"""Invoices by command: agreed from a file, drafted, issued from a closed month, shown, voided, given back."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.billing.support import dollars
+from tests.support.databases import Database
+from tests.support.ledger import Ledger
+from tests.tallystick.commands import Commands
+
+FILE = """
+issuers:
+  - {entity: entity-1, from: 2020-01-01, name: Northwind, address: [Street 1], country: DE, invoice_prefix: NW-,
+     credit_note_prefix: NW-C-, payment_days: 14}
+taxes:
+  - {entity: entity-1, category: full, from: 2020-01-01, rate: 0.20, label: VAT 20 %}
+customers:
+  - {tenant: t-alpha, from: 2020-01-01, name: Alpha Ltd, address: [High Street], country: GB, tax_category: full, language: en}
+"""
+
+
+@pytest.fixture
+async def billed(database: Database, commands: Commands, tmp_path: Path) -> Commands:
+    """t-alpha used 3 of chat and 4 of search in January."""
+    made = Ledger(database).add_tenant().add_source()
+    await made.add_price(input="1.00", output="1.00")
+    await made.post(dollars("a", "3"), dollars("b", "4", feature="search"), received_at="2026-06-15T00:00:00Z")
+    made.close()
+    (tmp_path / "billing.yaml").write_text(FILE)
+    return commands
+
+
+def test_a_month_from_agreement_to_credit_note(billed: Commands, tmp_path: Path) -> None:
+    file = str(tmp_path / "billing.yaml")
+    assert billed.ok("billing", "apply", file, "--dry-run").out.endswith("would change 3 of 3 agreements\n")
+    assert billed.ok("billing", "apply", file).out.endswith("changed 3 of 3 agreements\n")
+    assert billed.ok("billing", "apply", file).out.endswith("changed 0 of 3 agreements\n")
+    assert billed.json("billing", "show", "t-alpha")["customers"][0]["name"] == "Alpha Ltd"
+    assert (
+        "cannot be issued: period 2026-01 is open: close it first"
+        in billed.ok("invoice", "draft", "t-alpha", "2026-01").out
+    )
+    early = billed("invoice", "issue", "t-alpha", "--month", "2026-01")
+    assert (early.code, early.err) == (1, "parked t-alpha USD: period 2026-01 is open: close it first\n")
+    (waiting,) = billed.json("invoice", "parked")
+    assert waiting["reasons"] == ["period 2026-01 is open: close it first"]
+    billed.ok("period", "close", "2026-01", "--tenant", "t-alpha", "--commit")
+    drafted = billed.json("invoice", "draft", "t-alpha", "2026-01")["drafts"][0]
+    assert (drafted["document"]["total"], drafted["refusals"]) == ("8.40", [])
+    stale = billed("invoice", "issue", "t-alpha", "--month", "2026-01", "--digest", "0" * 64)
+    assert "is no longer the one with digest 000000000000: look at it again" in stale.line
+    digest = drafted["document"]["digest"]
+    said = billed.ok("invoice", "issue", "t-alpha", "--month", "2026-01", "--digest", digest).out
+    assert said == "issued NW-000001: 8.40 USD, due 8.40 USD\n"
+    again = billed.ok("invoice", "issue", "--all", "--month", "2026-01").out
+    assert again == "0 issued; 1 issued before\n"
+    shown = billed.ok("invoice", "show", "NW-000001").out
+    assert "VAT 20 % on 7.00  1.40 USD" in shown
+    assert "m-sub: uncached input tokens" in shown
+    assert billed.json("invoice", "show", "NW-000001")["digest"] == digest
+    would = billed.ok("credit-note", "commercial", "NW-000001", "--line", "1", "--reason", "sorry", "--dry-run").out
+    assert would == "would give back 3.60 USD of NW-000001\n"
+    made = billed.ok("credit-note", "commercial", "NW-000001", "--line", "2=1.50", "--reason", "sorry").out
+    assert made == "issued NW-C-000001: gives back 1.80 USD of NW-000001\n"
+    assert [(each["number"], each["state"]) for each in billed.json("invoice", "list", "--tenant", "t-alpha")] == [
+        ("NW-000001", "issued"), ("NW-C-000001", "issued"),
+    ]  # fmt: skip
+    assert billed("invoice", "void", "NW-000001", "--reason", "x").line == (
+        "invoice NW-000001 stays: credit note NW-C-000001 corrects it"
+    )
+    assert "nothing corrects the usage of invoice NW-000001" in billed(
+        "credit-note", "usage", "NW-000001", "--reason", "x"
+    ).line  # fmt: skip
+    acts = [each["act"] for each in billed.json("acts", "list")]
+    assert acts[:2] == ["credit-notes.issue", "invoices.issue"]
+
+
+def test_a_void_is_said_and_makes_room_for_another(billed: Commands, tmp_path: Path) -> None:
+    billed.ok("billing", "apply", str(tmp_path / "billing.yaml"))
+    billed.ok("period", "close", "2026-01", "--all", "--commit")
+    said = billed.ok("invoice", "issue", "--entity", "entity-1", "--month", "2026-01").out
+    assert said == "1 issued; issued 8.40 USD\n"
+    assert billed.ok("invoice", "void", "NW-000001", "--reason", "a wrong name").out == "voided: NW-000001\n"
+    assert billed.ok("invoice", "void", "NW-000001", "--reason", "again").out == "was voided before: NW-000001\n"
+    assert billed.ok("invoice", "issue", "t-alpha", "--month", "2026-01").out.startswith("issued NW-000002")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("invoice", "issue", "t-alpha"), "say which month: --month 2026-11"),
+        (("invoice", "issue", "--month", "2026-01"), "say whose month it is: a tenant, --entity or --all"),
+        (
+            ("invoice", "issue", "t-alpha", "--all", "--month", "2026-01"),
+            "say whose month it is: a tenant, --entity or --all",
+        ),
+        (("invoice", "issue", "--all", "--month", "2026-01", "--digest", "x"), "a digest is of one tenant's draft"),
+        (("invoice", "show", "NW-1"), "there is no document 'NW-1'"),
+        (("invoice", "draft", "nobody", "2026-01"), "there is no period of the tenant 'nobody 2026-01'"),
+        (("invoice", "list", "--kind", "bill"), "--kind is invoice or credit_note, not 'bill'"),
+        (
+            ("credit-note", "commercial", "x", "--reason", "r", "--line", "one"),
+            "--line: 'one' is not a line such as 3 or 3=1.50",
+        ),
+        (("billing", "apply", "/nowhere.yaml"), "/nowhere.yaml: No such file or directory"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(billed: Commands, words: tuple[str, ...], line: str) -> None:
+    assert billed(*words).line == line
+
+
+def test_months_are_typed_as_months(billed: Commands) -> None:
+    assert "is not a month such as 2026-12" in billed("invoice", "draft", "t-alpha", f"{datetime.now(UTC):%Y}").line
