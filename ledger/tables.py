@@ -644,6 +644,9 @@ batches = sa.Table(
     ),
     # Serves the chain's walk, the rollups' watermarks and the look-up of an unknown outcome.
     sa.UniqueConstraint("feed_id", "number"),
+    # Serves "what arrived in these hours": checks read an hour of a table that only grows. Rows lie in order of time, so a
+    # summary of each stretch of blocks is enough, and costs those who post nearly nothing.
+    sa.Index("ix_batches_recorded_at", "recorded_at", postgresql_using="brin"),
     comment="One row per committed post.",
 )
 
@@ -1052,6 +1055,71 @@ canary_beats = sa.Table(
     sa.Column("failure", sa.Text, comment="What went wrong, in one line; null where nothing did."),
     one_of("road", "http", "kafka"),
     comment="One row per synthetic event that was sent over the real path, and how long it took; kept for 30 days.",
+)
+
+check_runs = sa.Table(
+    "check_runs",
+    metadata,
+    sa.Column("run_id", sa.BigInteger, sa.Identity(), primary_key=True, comment="Order of runs."),
+    sa.Column("kind", sa.Text, nullable=False, comment="schedule: it came round; command: somebody asked."),
+    sa.Column("started_at", Instant, nullable=False, comment="When it began."),
+    sa.Column(
+        "ended_at", Instant, nullable=False, server_default=now(), comment="When it was done, by the database's clock."
+    ),
+    sa.Column("every_seconds", sa.Numeric, comment="The pause that was set: silence is longer. Null by hand."),
+    sa.Column("window_starts_at", Instant, nullable=False, comment="What arrived from here on was looked at."),
+    sa.Column("window_ends_at", Instant, nullable=False, comment="Exclusive end of it."),
+    sa.Column("request_count", sa.BigInteger, nullable=False, comment="New requests in it."),
+    sa.Column("passed_count", sa.Integer, nullable=False, comment="Results that hold."),
+    sa.Column("warned_count", sa.Integer, nullable=False, comment="Results that do not hold and may be in order."),
+    sa.Column("failed_count", sa.Integer, nullable=False, comment="Results for which somebody must act."),
+    sa.Column("unknown_count", sa.Integer, nullable=False, comment="Results of too little, or of too little before."),
+    sa.Column("broken_count", sa.Integer, nullable=False, comment="Checks that could not run themselves."),
+    one_of("kind", "schedule", "command"),
+    comment="One row per run of the checks on what arrived; kept for five weeks.",
+)
+
+check_results = sa.Table(
+    "check_results",
+    metadata,
+    sa.Column(
+        "run_id",
+        sa.BigInteger,
+        sa.ForeignKey("ledger.check_runs.run_id", ondelete="cascade"),
+        primary_key=True,
+        comment="Of which run.",
+    ),
+    sa.Column("expectation", sa.Text, primary_key=True, comment="Its name in tallystick/arrivals/expectations.yml."),
+    sa.Column("kind", sa.Text, primary_key=True, comment="all, source, reason or dimension: what it is about."),
+    sa.Column(
+        "subject",
+        sa.Text,
+        primary_key=True,
+        comment="The registered sender (a digest where its name holds a tenant's id), reason or dimension; empty for all.",
+    ),
+    sa.Column(
+        "outcome",
+        sa.Text,
+        nullable=False,
+        comment="passed, failed, unknown (too little to say) or broken (the check itself could not run).",
+    ),
+    sa.Column("severity", sa.Text, comment="Of what failed: warn, or fail where somebody must act."),
+    sa.Column("unit", sa.Text, nullable=False, comment="share, ratio, count, seconds or hours."),
+    sa.Column("observed", sa.Numeric, comment="The number; null where there is none."),
+    sa.Column("sample_count", sa.BigInteger, comment="How much it was read from; null where that does not matter."),
+    sa.Column("sample_min", sa.BigInteger, comment="Below it nothing is said."),
+    sa.Column("least", sa.Numeric, comment="Below it the expectation does not hold; null without such a bound."),
+    sa.Column("most", sa.Numeric, comment="Above it the expectation does not hold; null without such a bound."),
+    sa.Column("meaning", sa.Text, nullable=False, comment="What the number says."),
+    sa.Column("why", sa.Text, nullable=False, comment="Why it is looked at."),
+    sa.Column("act", sa.Text, nullable=False, comment="What to do where it does not hold."),
+    sa.Column("fault", sa.Text, comment="Why the check could not run; null where it did."),
+    one_of("kind", "all", "source", "reason", "dimension"),
+    one_of("outcome", "passed", "failed", "unknown", "broken"),
+    one_of("severity", "warn", "fail"),
+    sa.CheckConstraint("(outcome = 'failed') = (severity is not null)", name="severity_of_what_failed"),
+    sa.CheckConstraint("(outcome = 'broken') = (fault is not null)", name="fault_of_what_is_broken"),
+    comment="One row per expectation and what it is about, of a run: numbers alone, and no value of any tenant.",
 )
 
 node_windows = sa.Table(
