@@ -30,8 +30,15 @@ _WATCHED: Final = {
     "canary_failed": "1 where the newest event of the canary failed.",
     "proof_differences": "What the last proof found, standing (totals) and whole: any but 0 needs a person; absent where none was made.",
     "proof_age_seconds": "Since that proof ended.",
+    "checks": "Results of the last checks on what arrived: passed, warned, failed, unknown (too little to say), broken (the check itself).",
+    "checks_age_seconds": "Since those checks ended; absent where none ever ran.",
 }
-_LABELS: Final = {"dead_letters_open": "reason", "proof_differences": "proof", "proof_age_seconds": "proof"}
+_LABELS: Final = {
+    "dead_letters_open": "reason",
+    "proof_differences": "proof",
+    "proof_age_seconds": "proof",
+    "checks": "outcome",
+}
 
 
 class Watched(Collector):

@@ -73,6 +73,7 @@ _EXPECTED: Final = {
     "tallystick.processes": ("EmbeddedError",),
     "tallystick.rollup": ("RollupError",),
     "tallystick.checks": ("ChecksError",),
+    "tallystick.expectations": ("BadExpectations",),
     "ledger.errors": ("LedgerError",),
     "ingest.replay": ("ReplayError",),
     "tallystick.demo": ("DemoFailed",),

@@ -1,6 +1,7 @@
 """The scheduler: does what comes round. Nothing is wrong without it, only later: months ahead, marts, published heads."""
 
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
@@ -20,7 +21,7 @@ from ledger.database import Connection, connect
 from ledger.periods import ensure_partitions, ensure_periods
 from ledger.sequences import take_sequences
 from tallystick.addresses import Addresses
-from tallystick.roles import OPERATOR, ROLLUP
+from tallystick.roles import ANALYST, OPERATOR, ROLLUP
 from tallystick.settings import Settings
 
 log = logging.getLogger("tallystick.scheduler")
@@ -139,6 +140,27 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
             )
         return None
 
+    async def arrived() -> str | None:
+        from tallystick.check_page import write_page
+        from tallystick.checks import note, run_checks
+        from tallystick.expectations import read_expectations
+
+        started_at = datetime.now(UTC)
+        expected = read_expectations(settings.checks_file)
+        report = await _in_thread(
+            lambda: run_checks(found.url_for(ANALYST), hours=settings.check_hours, expectations=expected), "checks"
+        )
+        run = await note(
+            found.url_for(OPERATOR), "schedule", report, started_at=started_at, every_seconds=settings.check_seconds
+        )
+        write_page(settings.checks_page, run, report.results)
+        for finding in report.findings:
+            if finding.severity == "fail":
+                log.warning("check %s: %s", finding.check, finding.text)
+        if not (run.warned_count or run.failed_count or run.broken_count):
+            return None
+        return f"{run.failed_count} failed, {run.warned_count} warn, {run.broken_count} broken: {settings.checks_page}"
+
     async def whole() -> str | None:
         from ledger.proofs import last_proofs
         from tallystick.refold import added, refold
@@ -208,10 +230,19 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         Job("heads", 60.0, heads),
         Job("counters", 60.0, counters),
         *([Job("standing proof", settings.proof_seconds, standing)] if settings.proof_seconds else []),
+        *([Job("checks", settings.check_seconds, arrived)] if settings.check_seconds and _has_checks() else []),
         # Asks every ten minutes whether it is due, so that a restart neither skips a night nor proves one twice.
         *([Job("verify", 600.0, whole)] if settings.verify_hour >= 0 else []),
         *([Job("canary", settings.canary_seconds, canary)] if settings.canary_seconds else []),
     )
+
+
+def _has_checks() -> bool:
+    """Say whether the extra that checks need is installed: an image without it says so once, and not every quarter of an hour."""
+    if importlib.util.find_spec("great_expectations") is not None:
+        return True
+    log.warning("nothing checks what arrives: great-expectations is not installed (extra `warehouse`)")
+    return False
 
 
 def _last_time(hour: int, now: datetime) -> datetime:

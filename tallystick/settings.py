@@ -96,6 +96,15 @@ class Settings(BaseSettings):
     proof_seconds: float = Field(
         default=60.0, ge=0, description="The scheduler's pause between two standing proofs; 0 makes none."
     )
+    check_seconds: float = Field(
+        default=900.0, ge=0, description="The scheduler's pause between two checks of what arrived; 0 makes none."
+    )
+    check_hours: float = Field(
+        default=1.0, gt=0, le=168, description="Hours before a scheduled check whose arrivals it looks at."
+    )
+    checks_file: Path | None = Field(
+        default=None, description="YAML that sets expectations anew, by name; unset: as tallystick/arrivals has them."
+    )
     verify_hour: int = Field(
         default=3,
         ge=-1,
@@ -155,6 +164,11 @@ class Settings(BaseSettings):
     def published_heads(self) -> Path:
         """The file that heads are published to."""
         return self.heads_file or self.home / "heads.jsonl"
+
+    @property
+    def checks_page(self) -> Path:
+        """The page of the last check."""
+        return self.home / "checks.html"
 
     @property
     def exports(self) -> Path:

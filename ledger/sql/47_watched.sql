@@ -49,4 +49,21 @@ as $$
             ('proof_differences', p.difference_count::double precision),
             ('proof_age_seconds', extract(epoch from clock_timestamp() - p.ended_at)::double precision)
     ) as v (name, value)
+    union all
+    select v.name, v.label, v.value
+    from (
+        select c.*
+        from ledger.check_runs as c
+        order by c.run_id desc
+        limit 1
+    ) as r
+    cross join lateral (
+        values
+            ('checks', 'passed', r.passed_count::double precision),
+            ('checks', 'warned', r.warned_count::double precision),
+            ('checks', 'failed', r.failed_count::double precision),
+            ('checks', 'unknown', r.unknown_count::double precision),
+            ('checks', 'broken', r.broken_count::double precision),
+            ('checks_age_seconds', null, extract(epoch from clock_timestamp() - r.ended_at)::double precision)
+    ) as v (name, label, value)
 $$;

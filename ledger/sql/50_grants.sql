@@ -85,6 +85,9 @@ grant insert, update, delete on ledger.sequence_marks, ledger.sequence_runs, led
 -- Made from the ledger, and made anew where they no longer fit; the results are added, and clean ones go after two days.
 grant insert, update, delete on ledger.proof_marks, ledger.proof_totals to tallystick_operator;
 grant insert, delete on ledger.proofs to tallystick_operator;
+-- Results are added; runs go after five weeks, and their results with them.
+grant insert, delete on ledger.check_runs to tallystick_operator;
+grant insert on ledger.check_results to tallystick_operator;
 grant insert, update on ledger.loads, ledger.load_rows to tallystick_operator;
 -- What was staged and never committed may go; of what was committed, only a person's retention may.
 grant delete on ledger.load_rows to tallystick_operator;
@@ -131,7 +134,8 @@ grant select on ledger.entries, ledger.entry_lines, ledger.batches, ledger.batch
     ledger.tenants, ledger.tenant_versions, ledger.entities, ledger.periods, ledger.node_windows, ledger.node_rates, ledger.versions,
     ledger.seals, ledger.seal_lines, ledger.loads
     to tallystick_analyst, tallystick_billing, tallystick_rollup;
-grant select on ledger.proofs to tallystick_analyst, tallystick_billing, tallystick_rollup;
+grant select on ledger.proofs, ledger.check_runs, ledger.check_results
+    to tallystick_analyst, tallystick_billing, tallystick_rollup;
 grant select on ledger.sequence_marks, ledger.sequence_runs, ledger.sequence_gaps, ledger.missing_sequences,
     ledger.canary_beats
     to tallystick_analyst, tallystick_rollup;

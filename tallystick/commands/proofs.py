@@ -1,6 +1,7 @@
 """Commands that roll up, check and describe what is there."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,9 @@ from tallystick.commands.common import (
 from tallystick.roles import ANALYST, OPERATOR, ROLLUP
 
 if TYPE_CHECKING:
+    from ledger.check_runs import CheckResult, CheckRun
     from ledger.proofs import ProofRecord
+    from tallystick.checks import CheckReport
     from tallystick.rollup import RollupReport
     from tallystick.verify import Proof
 
@@ -104,23 +107,106 @@ def check(
     hours: Annotated[
         float, typer.Option("--hours", min=0.01, max=87_600, help="What arrived in the last hours.")
     ] = 24.0,
+    page: Annotated[
+        Path | None, typer.Option("--page", metavar="FILE", help="Also write the results as a page, for a browser.")
+    ] = None,
+    last: Annotated[
+        bool,
+        typer.Option("--last", help="Check nothing: show what the last run found, which the schedule may have made."),
+    ] = False,
     format: FormatOption = Format.table,
 ) -> None:
-    """Look at what arrived: volume, delay, mix, prices, usage, dead letters; fail if somebody must act."""
+    """Look at what arrived: volume, delay, mix, prices, usage, dead letters; fail if somebody must act.
+
+    Each result is a number, its bound, and what to do; what is too little to judge by is said, and is no pass. Results are written
+    down (ledger.check_runs, ledger.check_results) without a value of any tenant.
+    """
+    if last:
+        return _last_check(page, format)
     from tallystick.addresses import addresses
     from tallystick.checks import run_checks
+    from tallystick.expectations import read_expectations
 
-    with addresses(settings()) as found:
-        report = run_checks(found.url_for(ANALYST), hours=hours)
+    options = settings()
+    expected = read_expectations(options.checks_file)
+    with addresses(options) as found:
+        started_at = datetime.now(UTC)
+        report = run_checks(found.url_for(ANALYST), hours=hours, expectations=expected)
+        run = _noted_check(found.url_for(OPERATOR), started_at, report)
+    if page is not None and run is not None:
+        _write_page(page, run, report.results)
     if format is Format.json:
         print_json({**plain(report), "failed": report.failed})
     else:
         for finding in report.findings:
-            say(f"{finding.severity}: {finding.text}")
-        say(f"{counted(report.requests, 'request')} looked at, {counted(len(report.findings), 'finding')}")
+            say(f"{finding.severity}: {finding.check}: {finding.text}")
+            say(f"      {finding.act}")
+        unknown = sum(1 for each in report.results if each.outcome == "unknown")
+        say(
+            f"{counted(report.requests, 'request')} looked at: {counted(len(report.findings), 'finding')},"
+            f" {sum(1 for each in report.results if each.outcome == 'passed')} results passed, {unknown} not enough to say"
+        )
     if report.failed:
         names = ", ".join(dict.fromkeys(each.check for each in report.findings if each.severity == "fail"))
         raise CommandError(f"the checks failed: {names}")
+
+
+def _noted_check(url: str, started_at: datetime, report: "CheckReport") -> "CheckRun | None":
+    """Write a run down, and return it as it stands; where the database is a copy, say so."""
+    import asyncio
+
+    import psycopg
+
+    from tallystick.checks import note as noted
+
+    try:
+        return asyncio.run(noted(url, "command", report, started_at=started_at, every_seconds=None))
+    except psycopg.errors.ReadOnlySqlTransaction:
+        note("this database takes no changes: the result is not written down")
+        return None
+
+
+def _last_check(page: Path | None, format: Format) -> None:
+    """Show the results of the last run."""
+    from ledger import check_runs
+    from tallystick.check_words import bound_of, shown
+
+    async def read(connection: Any) -> "tuple[CheckRun, list[CheckResult]] | None":
+        runs = await check_runs.list_runs(connection, limit=1)
+        return (runs[0], await check_runs.results_of(connection, runs[0].run_id)) if runs else None
+
+    found = with_connection(read)
+    if found is None:
+        raise CommandError("nothing has been checked yet")
+    run, results = found
+    if page is not None:
+        _write_page(page, run, results)
+    if format is Format.json:
+        print_json({"run": plain(run), "results": plain(results)})
+        return
+    rows = [
+        [
+            each.outcome if each.severity is None else each.severity,
+            each.expectation,
+            each.subject or each.kind,
+            shown(each.observed, each.unit),
+            "" if each.sample_count is None else f"{each.sample_count:,}",
+            each.fault or bound_of(each),
+        ]
+        for each in results
+    ]
+    print_table(["outcome", "expectation", "of", "number", "sample", "expected"], rows, [3, 4])
+    say(
+        f"{run.kind}, {run.ended_at:%Y-%m-%d %H:%M:%S} UTC: {run.failed_count} failed, {run.warned_count} warn,"
+        f" {run.broken_count} broken, {run.unknown_count} not enough to say, {run.passed_count} passed"
+    )
+
+
+def _write_page(file: Path, run: "CheckRun", results: "Sequence[CheckResult]") -> None:
+    from tallystick.check_page import write_page
+
+    write_page(file, run, results)
+    note(f"written to {file}")
 
 
 def verify(

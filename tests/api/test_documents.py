@@ -249,6 +249,23 @@ async def test_metrics_say_what_the_last_proofs_found_and_name_nobody(world: Led
         assert "alpha" not in (await here.client.get("/metrics")).text
 
 
+async def test_metrics_say_what_came_of_the_last_checks(world: Ledger) -> None:
+    async with site(world) as here:
+        assert "tallystick_checks" not in (await here.client.get("/metrics")).text
+    for failed in (0, 2):
+        world.superuser.execute(
+            "insert into ledger.check_runs (kind, started_at, ended_at, window_starts_at, window_ends_at, request_count,"
+            " passed_count, warned_count, failed_count, unknown_count, broken_count)"
+            " values ('schedule', now(), now() - interval '1 hour', now(), now(), 9, 20, 1, %s, 4, 3)",
+            [failed],
+        )
+    async with site(world) as here:
+        outcomes = ("passed", "warned", "failed", "unknown", "broken")
+        found = [await here.metric(f'tallystick_checks{{outcome="{outcome}"}}') for outcome in outcomes]
+        assert found == [20, 1, 2, 4, 3]
+        assert 3600 <= await here.metric("tallystick_checks_age_seconds") < 3700
+
+
 async def test_gauges_say_how_long_webhooks_holds_and_calls_have_waited(world: Ledger) -> None:
     """A message for an hour, and an older one that its disabled endpoint does not take; a hold due for two, a call ended for three."""
     world.superuser.execute(

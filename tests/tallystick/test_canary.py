@@ -68,7 +68,7 @@ async def test_a_beat_over_http_is_an_entry_and_moves_its_budget_and_no_money(
             (1,)
         ]
     assert [each.event_id for each in await list_beats(operator)] == [done.event_id]
-    assert "volume" in found(database), "nothing but the canary arrived: nothing arrived"
+    assert "silence" in found(database), "nothing but the canary arrived: nothing arrived"
     assert "canary" not in found(database)
 
 
@@ -154,7 +154,8 @@ async def test_the_checks_say_when_the_canary_is_in_trouble(
     said = found(database, now=now).get("canary")
     assert (said[0] if said else None) == severity
     if said is not None:
-        assert said[1].startswith("the canary of ")
+        assert said[1].startswith("2: trouble with the canary" if severity == "fail" else "1: trouble with the canary")
+        assert "over http" in said[1]
 
 
 async def test_the_scheduler_sends_it_where_it_is_set(

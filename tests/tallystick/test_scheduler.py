@@ -111,6 +111,7 @@ async def test_the_jobs_do_what_they_say(database: Database, tmp_path: Path, mon
         "standing proof",
         "verify",
         "age limits",
+        "checks",
         "holds",
         "decisions",
     }
