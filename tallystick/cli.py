@@ -34,6 +34,7 @@ from tallystick.commands import (
     rereading,
     retention,
     services,
+    spikes,
     sql,
     statements,
     subjects,
@@ -51,7 +52,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, invoices, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, invoices, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating, spikes,
 ):  # fmt: skip
     module.register(app)
 

@@ -1,0 +1,24 @@
+{%- set columns = [
+    "tenant_id", "date_bin('5 minutes', occurred_at, timestamptz '2020-01-01 00:00:00+00') as starts_at", "feature",
+    "api_key_id", "language", "provider", "model", "charge_currency",
+] -%}
+{%- set measures = [
+    "request_count",
+    "case when status = 'error' then request_count else 0 end as error_count",
+    "case when attempt_kind = 'retry' then request_count else 0 end as retry_count",
+    "case when input_tokens >= 4000 then request_count else 0 end as over_4k_count",
+    "case when input_tokens >= 16000 then request_count else 0 end as over_16k_count",
+    "case when input_tokens >= 64000 then request_count else 0 end as over_64k_count",
+    "input_tokens", "cache_read_tokens", "output_tokens", "charge_amount", "charge_unpriced_count",
+] -%}
+{{ config(one_row_per(columns)) }}
+
+with unconsumed as (
+    {{ unconsumed(ref('int_entries_measured')) }}
+),
+
+folded as (
+    {{ folded('unconsumed', columns, measures) }}
+)
+
+select * from folded

@@ -1,0 +1,125 @@
+{%- set columns = ["tenant_id", "starts_at", "feature", "api_key_id", "charge_currency"] -%}
+{{ config(one_row_per(columns, buckets=["tenant_id", "starts_at"])) }}
+
+with touched as (
+    {{ touched_buckets(ref('fct_signals_5min')) }}
+),
+
+recent as (
+    {{ rows_of_windows(ref('fct_signals_5min')) }}
+),
+
+minimums as (
+    {{ signal_minimum_rows() }}
+),
+
+series as (
+    select
+        tenant_id,
+        starts_at,
+        feature,
+        api_key_id,
+        charge_currency,
+        sum(request_count) as request_count,
+        sum(charge_amount) as charge_amount
+    from recent
+    group by tenant_id, starts_at, feature, api_key_id, charge_currency
+),
+
+windowed as (
+    select
+        tenant_id,
+        starts_at,
+        feature,
+        api_key_id,
+        charge_currency,
+        {{ sums_of_last('request_count') }},
+        {{ sums_of_last('charge_amount') }}
+    from series
+    window {{ last_windows("tenant_id, feature, api_key_id, charge_currency") }}
+),
+
+-- What a quarter hour alone says of the hour: it may be a burst, so it counts half.
+dear as (
+    select
+        w.*,
+        coalesce(m.minimum_amount, {{ signal_minimums()[""] }}) as minimum_amount,
+        greatest(w.charge_amount_60, 2 * w.charge_amount_15) as hour_amount
+    from windowed as w
+    left join minimums as m on m.charge_currency = w.charge_currency
+    where
+        greatest(w.charge_amount_60, 2 * w.charge_amount_15) >= coalesce(m.minimum_amount, {{ signal_minimums()[""] }})
+        and {{ is_touched("w") }}
+),
+
+held as (
+    select
+        d.*,
+        b.usual,
+        b.spread,
+        b.peak,
+        b.sample_count
+    from dear as d
+    cross join lateral (
+        select
+            b.usual,
+            b.spread,
+            b.peak,
+            b.sample_count
+        from {{ ref('fct_signal_baselines') }} as b
+        where
+            b.tenant_id = d.tenant_id and b.date = (d.starts_at at time zone 'UTC')::date and b.measure = 'spend'
+            and b.feature = d.feature and b.api_key_id = d.api_key_id and b.value = ''
+            and b.charge_currency = d.charge_currency
+            and b.hour_of_day = extract(hour from d.starts_at at time zone 'UTC')
+        offset 0
+    ) as b
+),
+
+judged as (
+    select
+        *,
+        (hour_amount - usual) / greatest(spread, usual / 4, peak / 4, minimum_amount / 4) as score
+    from held
+),
+
+spikes as (
+    select
+        tenant_id,
+        starts_at,
+        feature,
+        api_key_id,
+        charge_currency,
+        round(score, 1) as score,
+        case when hour_amount - usual >= 20 * minimum_amount then 'critical' else 'warning' end as severity,
+        charge_amount_60 as hour_amount,
+        charge_amount_15 as quarter_amount,
+        usual as usual_hour_amount,
+        peak as peak_hour_amount,
+        request_count_60::bigint as hour_request_count,
+        format(
+            'select date_bin(''15 minutes'', starts_at, timestamptz ''2020-01-01 00:00:00+00'') as quarter_hour, language, model,'
+            ' sum(request_count) as requests, sum(input_tokens) as input, sum(output_tokens) as output, sum(charge_amount) as charge'
+            ' from {{ ref('fct_signals_5min').include(database=false) }} where tenant_id = %L and feature = %L and api_key_id = %L'
+            ' and starts_at between timestamptz %L - interval ''6 hours'' and timestamptz %L'
+            ' group by 1, 2, 3 order by 1, 7 desc',
+            tenant_id, feature, api_key_id, starts_at, starts_at
+        ) as explain_sql
+    from judged
+    where
+        sample_count >= {{ signal_least_hours() }}
+        -- A few dear calls are no burn.
+        and request_count_60 >= {{ signal_limits().hits }}
+        and hour_amount - usual >= minimum_amount
+        and score >= {{ signal_limits().spend_score }}
+),
+
+since as (
+    {{ with_since('spikes', ["tenant_id", "feature", "api_key_id", "charge_currency"]) }}
+),
+
+replaced as (
+    {{ replacing('since', 'touched') }}
+)
+
+select * from replaced

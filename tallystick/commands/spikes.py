@@ -1,0 +1,129 @@
+"""`tallystick spikes`: what is unusual now, since when, and the query that shows it."""
+
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from tallystick.commands.common import CommandError, Format, FormatOption, moment, say, show, with_connection
+from tallystick.roles import ANALYST
+
+if TYPE_CHECKING:
+    from ledger.database import Connection
+
+FOUND: Final = 3
+"""The exit code where there are signals: 1 is a failure, 2 a command that makes no sense."""
+_DAY: Final = 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A run of signals of one kind about one thing."""
+
+    tenant_id: str
+    kind: str
+    feature: str
+    api_key_id: str
+    value: str
+    severity: str
+    score: Decimal
+    """The highest of the run."""
+    since_at: datetime
+    last_at: datetime
+    """Start of the last five minutes that showed it."""
+    observed: Decimal
+    usual: Decimal
+    currency: str | None
+    """Of what was observed and is usual: amounts an hour, or shares where null."""
+    explain_sql: str
+
+
+_INCIDENTS: Final = """
+select distinct on (tenant_id, kind, feature, api_key_id, value, currency, since_at)
+    tenant_id,
+    kind,
+    feature,
+    api_key_id,
+    value,
+    severity,
+    max(score) over run as score,
+    since_at,
+    max(starts_at) over run as last_at,
+    observed,
+    usual,
+    currency,
+    explain_sql
+from (
+    select
+        tenant_id, 'spend' as kind, feature, api_key_id, '' as value, severity, score, since_at, starts_at,
+        hour_amount as observed, usual_hour_amount as usual, charge_currency as currency, explain_sql
+    from marts.fct_spend_spikes
+    union all
+    select
+        tenant_id, kind, feature, api_key_id, value, severity, score, since_at, starts_at, observed, usual, null, explain_sql
+    from marts.fct_abuse_signals
+) as s
+where starts_at >= %(since)s and (%(tenant)s::text is null or tenant_id = %(tenant)s)
+window run as (partition by tenant_id, kind, feature, api_key_id, value, currency, since_at)
+order by
+    tenant_id, kind, feature, api_key_id, value, currency, since_at,
+    array_position(array['critical', 'warning', 'notice'], severity), score desc, starts_at
+"""
+_ORDER: Final = {"critical": 0, "warning": 1, "notice": 2}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("spikes")(spikes)
+
+
+def spikes(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Seen since: a date in UTC, or an RFC 3339 time; default: a day ago.")
+    ] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Show sudden spending and abuse, each with score, since when, and the query that explains it.
+
+    Read from the marts, which the scheduler brings up to date every minute. The code is 0 where there is nothing, 3 where
+    there is something; docs/spikes.md says what to do about it.
+    """
+    from ledger.times import from_micros
+
+    start = moment(since) or from_micros(time.time_ns() // 1000 - _DAY)
+
+    async def read(connection: "Connection") -> list[Incident]:
+        cursor = await connection.execute("select to_regclass('marts.fct_abuse_signals') is not null")
+        row = await cursor.fetchone()
+        if row is None or not row[0]:
+            raise CommandError("the marts hold no signals yet: run `tallystick rollup`")
+        cursor = await connection.execute(_INCIDENTS, {"since": start, "tenant": tenant})
+        return [Incident(*found) for found in await cursor.fetchall()]
+
+    found = with_connection(read, role=ANALYST)
+    found.sort(key=lambda each: (_ORDER[each.severity], -each.score, each.tenant_id))
+    show(
+        found,
+        format,
+        {
+            "severity": None, "kind": None, "tenant": lambda each: each.tenant_id, "feature": None,
+            "key": lambda each: each.api_key_id, "value": None, "score": None, "since": lambda each: each.since_at,
+            "last": lambda each: each.last_at, "observed": lambda each: _shown(each.observed, each.currency),
+            "usual": lambda each: _shown(each.usual, each.currency),
+        },
+        empty="nothing unusual",
+    )  # fmt: skip
+    if found and format is Format.table:
+        say("")
+        for each in found:
+            say(f"{each.kind} of {each.tenant_id}: {each.explain_sql}")
+    if found:
+        raise typer.Exit(FOUND)
+
+
+def _shown(value: Decimal, currency: str | None) -> str:
+    return f"{value:.1%}" if currency is None else f"{value:,.2f} {currency}"

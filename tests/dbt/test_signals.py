@@ -1,0 +1,166 @@
+"""Signals: what is unlike a tenant's own past is found, explained, and the same however often the rollup runs."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.dbt.conftest import Marts
+from tests.factories import make_event
+from tests.support import abuse
+
+START = datetime(2026, 3, 2, tzinfo=UTC)
+
+
+def call(number: int, at: datetime, *, tokens: int = 200_000, cached: int = 0, **data: Any) -> dict[str, Any]:
+    """A call of 200,000 input tokens, which is charged 0.20 USD."""
+    usage = {
+        "prompt_tokens": tokens,
+        "completion_tokens": 0,
+        "total_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    data.setdefault("api_key_id", "key-1")
+    return make_event(f"ev-{number}", time=f"{at:%Y-%m-%dT%H:%M:%SZ}", usage=usage, **data)
+
+
+def calm(hours: int, *, every_minutes: int = 6, users: int = 7, **data: Any) -> list[dict[str, Any]]:
+    """Ten calls an hour for so many hours from START on: 2 USD an hour."""
+    return [
+        call(number, START + timedelta(minutes=every_minutes * number), user_hash=f"u-{number % users}", **data)
+        for number in range(hours * 60 // every_minutes)
+    ]
+
+
+def burst(at: datetime, count: int, first: int = 1_000_000, **data: Any) -> list[dict[str, Any]]:
+    """So many calls, one every ten seconds."""
+    return [
+        call(first + n, at + timedelta(seconds=10 * n), **{"user_hash": f"u-{n % 7}", **data}) for n in range(count)
+    ]
+
+
+async def set_up(marts: Marts) -> None:
+    marts.ledger.add_tenant().add_source()
+    await marts.ledger.add_price(input="1.00", cached="0.10", output="1.00")
+    await marts.ledger.add_price("m-other", input="1.00", cached="0.10", output="1.00", markup=None)
+
+
+async def post_all(marts: Marts, events: list[dict[str, Any]]) -> None:
+    for first in range(0, len(events), 1000):
+        await marts.post(*events[first : first + 1000])
+
+
+def found(marts: Marts) -> set[str]:
+    rows = marts.ledger.rows("select 'spend' from marts.fct_spend_spikes union select kind from marts.fct_abuse_signals")
+    return {kind for (kind,) in rows}
+
+
+DAY_FIVE = START + timedelta(days=4, hours=10)
+
+
+async def test_a_burn_is_found_within_its_first_minutes_and_says_since_when(marts: Marts) -> None:
+    """Usual: 2 USD an hour. Then 60 calls in ten minutes, 12 USD: 10 above the usual, twice the minimum of 5."""
+    await set_up(marts)
+    await post_all(marts, calm(4 * 24 + 10))
+    await post_all(marts, burst(DAY_FIVE, 60))
+    marts.roll_up(tests=True)
+    rows = marts.ledger.rows(
+        "select starts_at::text, severity, round(usual_hour_amount, 2)::text, since_at::text, explain_sql"
+        " from marts.fct_spend_spikes order by starts_at"
+    )
+    assert rows[0][:4] == ("2026-03-06 10:00:00+00", "warning", "2.00", "2026-03-06 10:00:00+00")
+    assert {row[3] for row in rows} == {"2026-03-06 10:00:00+00"}
+    shown = marts.ledger.rows(rows[-1][4])
+    assert shown[0][0] < DAY_FIVE
+    assert sum(row[3] for row in shown) > 60
+
+
+async def test_the_same_burn_below_the_minimum_wakes_nobody(marts: Marts) -> None:
+    """Twenty calls more make 4 USD more, which is below 5, however unusual it is."""
+    await set_up(marts)
+    await post_all(marts, calm(4 * 24 + 10))
+    await post_all(marts, burst(DAY_FIVE, 20))
+    marts.roll_up()
+    assert found(marts) == set()
+
+
+async def test_without_three_days_of_history_nothing_is_signalled(marts: Marts) -> None:
+    await set_up(marts)
+    await post_all(marts, calm(60))
+    await post_all(marts, burst(START + timedelta(hours=60), 200))
+    marts.roll_up()
+    assert found(marts) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("new_key", {"api_key_id": "key-stolen"}),
+        ("language_shift", {"language": "vi"}),
+        ("model_shift", {"model": "m-other", "requested_model": "m-other"}),
+        ("errors", {"status": "error"}),
+        ("retries", {"attempt_kind": "retry", "attempt": 2}),
+        ("one_user", {"user_hash": "u-thief"}),
+    ],
+)
+async def test_calls_that_are_unlike_the_past_are_named_and_explained(
+    marts: Marts, kind: str, data: dict[str, Any]
+) -> None:
+    await set_up(marts)
+    await post_all(marts, calm(4 * 24 + 10))
+    await post_all(marts, burst(DAY_FIVE, 60, **data))
+    marts.roll_up(tests=True)
+    rows = marts.ledger.rows(
+        "select kind, since_at::text, explain_sql from marts.fct_abuse_signals where kind = %s", kind
+    )
+    assert rows
+    assert {row[1] for row in rows} <= {"2026-03-06 10:00:00+00", "2026-03-06 10:05:00+00"}
+    # The query that explains it runs as it is, for whoever may only read.
+    assert all(marts.ledger.rows(row[2]) for row in rows)
+
+
+async def test_very_long_prompts_and_caches_that_stop_are_named(marts: Marts) -> None:
+    """Usual: prompts of 10,000 tokens, 6,000 of them cached. Then 70,000 and no cache."""
+    await set_up(marts)
+    usual = [
+        call(n, START + timedelta(minutes=3 * n), tokens=10_000, cached=6_000, user_hash=f"u-{n % 7}")
+        for n in range((4 * 24 + 10) * 20)
+    ]
+    await post_all(marts, usual)
+    await post_all(marts, burst(DAY_FIVE, 60, tokens=70_000))
+    marts.roll_up(tests=True)
+    assert {"long_prompts", "cache"} <= found(marts)
+    for (explain,) in marts.ledger.rows("select explain_sql from marts.fct_abuse_signals"):
+        assert marts.ledger.rows(explain)
+
+
+async def test_one_run_and_many_runs_signal_the_same(marts: Marts) -> None:
+    """What is signalled follows from the usage alone, so that judging all of the past at once is judging it as it came."""
+    await set_up(marts)
+    events = calm(4 * 24 + 10) + burst(DAY_FIVE, 90, user_hash="u-thief", language="vi")
+    events.sort(key=lambda event: event["time"])
+    for first in range(0, len(events), 100):
+        await marts.post(*events[first : first + 100])
+        marts.roll_up()
+    tables = ("fct_signals_5min", "fct_user_usage_5min", "fct_signal_baselines", "fct_spend_spikes", "fct_abuse_signals")
+    piecemeal = {name: sorted(marts.ledger.rows(f"select * from marts.{name}"), key=repr) for name in tables}
+    assert all(piecemeal.values())
+    marts.rebuild()
+    for name in tables[:2]:
+        assert sorted(marts.ledger.rows(f"select * from marts.{name}"), key=repr) == piecemeal[name]
+    for name in tables[2:]:
+        marts.rebuild(name)
+        assert sorted(marts.ledger.rows(f"select * from marts.{name}"), key=repr) == piecemeal[name], name
+
+
+async def test_abuse_in_measured_arrivals_is_found_and_little_else(marts: Marts) -> None:
+    """The evaluation in small: four tenants, one seed. `make bench NAME=spikes` has the whole."""
+    traffic = abuse.make_traffic(201, tenants=4, events=30_000)
+    assert len(traffic.injections) >= 5
+    await abuse.set_up(marts.ledger, traffic.tenants)
+    await abuse.post(marts.ledger, traffic.events)
+    marts.roll_up()
+    score = abuse.judge(abuse.signals(marts.ledger), traffic)
+    assert score.recall >= 0.7, score.line()
+    assert score.median_delay < 15, score.line()
+    assert len(score.false_alarms) <= 4, score.line()

@@ -1,0 +1,59 @@
+"""`tallystick spikes`: signals with score and since when, and a query that runs as it is printed."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tallystick.commands.spikes import FOUND
+from tests.factories import make_event
+from tests.support.ledger import Ledger
+from tests.tallystick.commands import Commands
+
+START = datetime(2026, 3, 2, tzinfo=UTC)
+
+
+def call(number: int, at: datetime, **data: Any) -> dict[str, Any]:
+    """A call of 0.20 USD."""
+    usage = {"prompt_tokens": 200_000, "completion_tokens": 0, "total_tokens": 200_000}
+    return make_event(
+        f"ev-{number}", time=f"{at:%Y-%m-%dT%H:%M:%SZ}", usage=usage, **{"user_hash": f"u-{number % 7}", **data}
+    )
+
+
+async def _post(commands: Commands) -> None:
+    """Ten calls an hour for four days; then a new key makes sixty in ten minutes, with quotes in its name."""
+    ledger = Ledger(commands.database)
+    try:
+        ledger.add_tenant().add_tenant("t-beta").add_source()
+        await ledger.add_price(input="1.00", output="1.00")
+        usual = [call(n, START + timedelta(minutes=6 * n), api_key_id="key-1") for n in range(970)]
+        burst = START + timedelta(days=4)
+        stolen = [call(10_000 + n, burst + timedelta(seconds=10 * n), api_key_id="o'key\"") for n in range(60)]
+        await ledger.post(*usual, received_at="2026-03-31T00:00:00Z")
+        await ledger.post(*stolen, received_at="2026-03-31T00:00:00Z")
+    finally:
+        ledger.close()
+
+
+def test_signals_are_shown_with_score_time_and_the_query_that_explains_them(commands: Commands) -> None:
+    assert commands("spikes").line == "the marts hold no signals yet: run `tallystick rollup`"
+    asyncio.run(_post(commands))
+    commands.ok("rollup")
+
+    ran = commands("spikes", "--since", "2026-03-06", "--format", "json")
+    assert ran.code == FOUND
+    (found,) = [each for each in ran.json if each["kind"] == "new_key"]
+    assert (found["tenant_id"], found["api_key_id"], found["since_at"]) == (
+        "t-alpha", "o'key\"", "2026-03-06T00:00:00Z",
+    )  # fmt: skip
+    # 12 USD are 2.4 times the minimum of 5, six points each.
+    assert found["score"] == "14.4"
+    assert commands.json("sql", found["explain_sql"])
+
+    table = commands("spikes", "--since", "2026-03-06", "--tenant", "t-alpha")
+    assert table.code == FOUND
+    assert "new_key of t-alpha: select " in table.out
+    assert commands.ok("spikes", "--since", "2026-03-06", "--tenant", "t-beta").out == "nothing unusual\n"
+    # By default a day back from now, and that was months ago.
+    assert commands.ok("spikes").out == "nothing unusual\n"
+    assert commands("spikes", "--since", "yesterday").code == 1
