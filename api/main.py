@@ -20,6 +20,7 @@ from api import (
     events,
     grants,
     health,
+    invoices,
     parties,
     periods,
     reservations,
@@ -48,6 +49,7 @@ ROOMS: Final[tuple[Room, ...]] = (
     dead_letters.ROOM,
     parties.ROOM,
     periods.ROOM,
+    invoices.ROOM,
     health.ROOM,
     docs.ROOM,
 )

@@ -68,9 +68,14 @@ class Terms:
 
 
 async def preview(connection: Connection, tenant_id: str, month: date, *, today: date) -> Drafted:
-    """Draft a tenant's month in one snapshot; nothing is stored or locked. Errors: Unknown."""
+    """Draft a tenant's month; nothing is stored or locked. In one snapshot, unless the caller has a transaction already.
+
+    Errors: Unknown.
+    """
+    is_first = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     async with connection.transaction():
-        await connection.execute("set transaction isolation level repeatable read, read only")
+        if is_first:
+            await connection.execute("set transaction isolation level repeatable read, read only")
         found = await draft_months(connection, month, [tenant_id], today=today)
     if not found:
         raise Unknown("period of the tenant", f"{tenant_id} {month:%Y-%m}")

@@ -1,0 +1,257 @@
+"""What is owed over all documents: the same for any order and delay of the same usage; months end where the tenant's clocks say."""
+
+from datetime import date
+from decimal import Decimal
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from billing.digests import digest_of
+from billing.issuing import issue_month
+from billing.store import read_documents
+from ledger import registry
+from ledger.database import Connection, connect
+from ledger.periods import month_after
+from ledger.times import micros, parse_rfc3339
+from tests.billing.support import (
+    APRIL,
+    FEBRUARY,
+    JANE,
+    JANUARY,
+    LATER,
+    MARCH,
+    agree,
+    amounts,
+    close,
+    discount,
+    dollars,
+    exactly_owed,
+    issue,
+    issued,
+    owed,
+    reverse,
+)
+from tests.ledger.prices import make_card, per_million
+from tests.support.databases import Database, scratch_database
+from tests.support.ledger import Ledger
+from tests.support.soak import examples
+
+
+@pytest.fixture
+async def priced(ledger: Ledger, operator: Connection) -> Ledger:
+    await ledger.add_price(input="1.00", output="1.00")
+    await agree(operator)
+    return ledger
+
+
+# --- Where months end ---------------------------------------------------------------------------------------------------
+
+
+async def test_b059_a_month_ends_at_the_local_midnight(ledger: Ledger, operator: Connection) -> None:
+    """In Berlin March 2026 ends at 22:00 UTC, though it began at 23:00: u1 of 0.20 is March's, u2 of 0.10 April's."""
+    await ledger.add_price(input="1.00", output="1.00")
+    ledger.add_tenant("t-old", zone="Europe/Berlin").add_tenant("t-new", zone="Europe/Berlin", first_period=MARCH)
+    await agree(operator, "t-old", "t-new")
+    for name in ("t-old", "t-new"):
+        await ledger.post(
+            dollars(f"u1-{name}", "0.20", "2026-03-31T21:59:59.999999Z", tenant_id=name),
+            dollars(f"u2-{name}", "0.10", "2026-03-31T22:00:00Z", tenant_id=name), received_at=LATER,
+        )  # fmt: skip
+        march, april = await issued(operator, MARCH, name), await issued(operator, APRIL, name)
+        assert (march.total, april.total, march.time_zone) == (Decimal("0.20"), Decimal("0.10"), "Europe/Berlin")
+
+
+async def test_b061_an_event_on_the_boundary_is_on_exactly_one_invoice(priced: Ledger, operator: Connection) -> None:
+    """January 3, February 5 + 7 = 12, March 11; together 26. A nanosecond before midnight is not rounded up."""
+    await priced.post(
+        dollars("b1", "3", "2026-01-31T23:59:59.999999999Z"), dollars("b2", "5", "2026-02-01T00:00:00Z"),
+        dollars("b3", "7", "2026-02-28T23:59:59.5Z"), dollars("b4", "11", "2026-03-01T00:00:00Z"), received_at=LATER,
+    )  # fmt: skip
+    totals = [(await issued(operator, month)).total for month in (JANUARY, FEBRUARY, MARCH)]
+    assert totals == [Decimal(3), Decimal(12), Decimal(11)]
+    assert owed(priced) == {"USD": Decimal(26)} == {"USD": priced.total()}
+
+
+async def test_b065_usage_after_midnight_waits_for_its_own_invoice(priced: Ledger, operator: Connection) -> None:
+    """The run is late; what happened at 00:03 is February's all the same."""
+    await priced.post(
+        dollars("m1", "2", "2026-01-31T23:58:00Z"), dollars("m2", "1", "2026-02-01T00:03:00Z"), received_at=LATER
+    )  # fmt: skip
+    assert (await issued(operator)).total == Decimal(2)
+    assert (await issued(operator, FEBRUARY)).total == Decimal(1)
+
+
+async def test_b066_an_old_event_keeps_its_time_and_its_price(ledger: Ledger, operator: Connection) -> None:
+    """January's price is 2.00 a million, February's 3.00: a million of 20 January that comes in March costs 2. WRONG: 3."""
+    ledger.add_model()
+    for start, price in (("2026-01-01T00:00:00Z", "2.00"), ("2026-02-01T00:00:00Z", "3.00")):
+        await ledger.add_card(make_card(per_million(input=price), effective_at=start))
+    await ledger.add_card(make_card(book="charge", model=None, effective_at="2020-01-01T00:00:00Z", markup=Decimal(1)))
+    await agree(operator)
+    await close(operator, JANUARY, FEBRUARY)
+    await ledger.post(dollars("old", "1", "2026-01-20T00:00:00Z"), received_at="2026-03-15T00:00:00Z")
+    march = await issued(operator, MARCH)
+    (line,) = march.lines
+    assert (line.service_start, line.is_late(march.period_start), line.amount) == (JANUARY, True, Decimal("2.00"))
+    assert ledger.value("select occurred_at::date from ledger.entries") == date(2026, 1, 20)
+
+
+async def test_b067_the_last_usage_of_a_leaving_tenant_is_invoiced(priced: Ledger, operator: Connection) -> None:
+    """9.00 were the final invoice; 1.25 come later, of before the tenant left: a supplementary invoice of the next month."""
+    await priced.post(dollars("a", "9"), received_at=LATER)
+    assert (await issued(operator)).total == Decimal("9.00")
+    await registry.leave_tenant(
+        operator, "jane", "t-alpha", at=parse_rfc3339("2026-01-31T12:00:00Z"), now=micros_now(), reason="gone"
+    )  # fmt: skip
+    await priced.post(dollars("late", "1.25", "2026-01-31T11:59:00Z"), received_at=LATER)
+    supplement = await issued(operator, FEBRUARY)
+    assert amounts(supplement) == {("usage", "2026-01"): Decimal("1.25")}
+    assert owed(priced) == {"USD": Decimal("10.25")}
+
+
+def micros_now() -> int:
+    from datetime import UTC, datetime
+
+    return micros(datetime.now(UTC))
+
+
+# --- Exactness ----------------------------------------------------------------------------------------------------------
+
+
+async def test_b056_small_amounts_are_summed_before_they_are_rounded(ledger: Ledger, operator: Connection) -> None:
+    """12 tokens at 0.02 a million are 0.00000024; 50,000 of them are 0.012: 0.01 on the invoice. WRONG (each rounded): 0."""
+    await ledger.add_price(input="0.02", output="0.02")
+    await agree(operator)
+    events = [dollars(f"e{n}", "0.000012", "2026-01-10T00:00:00Z", request_id=f"r{n}") for n in range(500)]
+    await ledger.post(*events, received_at=LATER)
+    found = await issued(operator)
+    assert found.exact_subtotal == Decimal("0.00012") == 500 * Decimal("0.00000024")
+    assert found.total == Decimal("0.00")
+
+
+async def test_b055_ten_dimes_are_a_dollar(priced: Ledger, operator: Connection) -> None:
+    """10 x 0.1 = 1, in as many lines as there are features."""
+    await priced.post(*(dollars(f"e{n}", "0.1", feature=f"f{n}") for n in range(10)), received_at=LATER)
+    found = await issued(operator)
+    assert (len(found.lines), found.exact_subtotal, found.total) == (10, Decimal(1), Decimal("1.00"))
+
+
+async def test_a_document_read_back_has_the_digest_that_it_was_issued_with(
+    priced: Ledger, operator: Connection
+) -> None:
+    await agree(operator, tax_rate="0.077", items=[discount(percent=Decimal("12.5"))])
+    await priced.post(dollars("a", "3.333333"), dollars("b", "100", feature="search"), received_at=LATER)
+    found = await issued(operator)
+    assert digest_of(found) == found.digest
+
+
+# --- Any order, any delay -----------------------------------------------------------------------------------------------
+
+MONTHS: Final = (JANUARY, FEBRUARY, MARCH, APRIL)
+EVENTS: Final = [(number, MONTHS[number % 3]) for number in range(6)]
+_CENTS: Final = st.integers(1, 2000)
+
+
+@pytest.mark.parametrize("with_discount", [False, True])
+@settings(
+    max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)  # fmt: skip
+@given(data=st.data())
+async def test_any_order_and_delay_of_the_same_usage_owes_the_same(
+    postgres_server: Any, migrated_template: str, with_discount: bool, data: st.DataObject
+) -> None:
+    """Six calls of January to March, some reversed, come in any order with closes and invoices of any month in between.
+
+    In the end every month is issued. Exactly owed: what stands of the calls, less the discount; printed, within half a cent
+    for each document. No document is below zero, and every charge stands on one.
+    """
+    amounts_cents = {number: data.draw(_CENTS, f"cents of {number}") for number, _ in EVENTS}
+    reversed_ones = data.draw(st.sets(st.sampled_from([number for number, _ in EVENTS])), "reversed")
+    acts = data.draw(
+        st.permutations(
+            [("post", number) for number, _ in EVENTS]
+            + [("reverse", number) for number in sorted(reversed_ones)]
+            + [("issue", place) for place in range(3)]
+        ),
+        "acts",
+    )
+    with scratch_database(postgres_server.address, f"any_order_{next(_NUMBER)}", migrated_template) as database:
+        await _play(database, amounts_cents, reversed_ones, acts, with_discount)
+
+
+_NUMBER = iter(range(1_000_000))
+
+
+async def _play(
+    database: Database, cents: dict[int, int], reversed_ones: set[int], acts: list[tuple[str, int]], with_discount: bool
+) -> None:
+    ledger = Ledger(database).add_tenant().add_source()
+    try:
+        await ledger.add_price(input="1.00", output="1.00")
+        async with (
+            await connect(database.url_for("tallystick_operator")) as operator,
+            await connect(database.url_for("tallystick_writer")) as writer,
+        ):
+            items = [discount(percent=Decimal("7.5"))] if with_discount else []
+            await agree(operator, items=items)
+            posted: set[int] = set()
+            waiting: set[int] = set()
+            closed: list[date] = []
+
+            async def next_issue() -> None:
+                if len(closed) < len(MONTHS):
+                    month = MONTHS[len(closed)]
+                    closed.append(month)
+                    await close(operator, month)
+                    outcomes = await issue_month(operator, "t-alpha", month, JANE)
+                    assert {each.result for each in outcomes} <= {"issued", "nothing"}, outcomes
+
+            for what, number in acts:
+                if what == "post":
+                    at = f"{EVENTS[number][1]:%Y-%m}-10T00:00:00Z"
+                    await ledger.post(dollars(f"e{number}", str(Decimal(cents[number]) / 100), at), received_at=LATER)
+                    posted.add(number)
+                    if number in waiting:
+                        await reverse(writer, f"e{number}")
+                elif what == "reverse":
+                    # Nobody reverses what is not there yet: it is done when it comes.
+                    if number in posted:
+                        await reverse(writer, f"e{number}")
+                    else:
+                        waiting.add(number)
+                else:
+                    await next_issue()
+            for month in [*MONTHS[len(closed) :], month_after(APRIL)]:
+                await close(operator, month)
+                outcomes = await issue_month(operator, "t-alpha", month, JANE)
+                assert {each.result for each in outcomes} <= {"issued", "nothing"}, outcomes
+            stands = sum((Decimal(cents[n]) / 100 for n in cents if n not in reversed_ones), Decimal(0))
+            wanted = stands * (Decimal("0.925") if with_discount else 1)
+            assert ledger.total() == stands
+            documents = await read_documents(
+                operator, [row[0] for row in ledger.rows("select document_id from billing.documents")]
+            )
+            assert all(each.amount_due >= 0 for each in documents)
+            exact = exactly_owed(ledger)
+            # What prints as nothing and no invoice can give back stays below half a cent.
+            assert exact == wanted
+            printed = owed(ledger).get("USD", Decimal(0))
+            assert abs(printed - wanted) <= Decimal("0.005") * len(documents)
+            charged = ledger.value(
+                "select coalesce(sum(l.charged_amount), 0) from billing.document_lines as l"
+                " join billing.documents as d using (document_id) where d.kind = 'invoice'"
+            )
+            assert charged == stands
+    finally:
+        ledger.close()
+
+
+async def test_issue_of_an_unissued_month_is_still_possible_later(priced: Ledger, operator: Connection) -> None:
+    """Months may be issued in any order where nothing is owed back."""
+    await priced.post(dollars("a", "3"), dollars("b", "4", "2026-02-10T00:00:00Z"), received_at=LATER)
+    await close(operator, JANUARY, FEBRUARY)
+    assert (await issue(operator, FEBRUARY)).number == "NW-000001"
+    assert (await issue(operator, JANUARY)).number == "NW-000002"
+    assert owed(priced) == {"USD": Decimal(7)}
