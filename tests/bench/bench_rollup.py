@@ -111,8 +111,8 @@ def _check(database: Database, marts: tuple[str, ...]) -> None:
 
 # --- By hand ----------------------------------------------------------------------------------------------------------
 
-_TEXTS = ("feature", "provider", "model", "route", "lane", "cost_currency", "charge_currency")
-_SUMS = {
+TEXTS = ("feature", "provider", "model", "route", "lane", "cost_currency", "charge_currency")
+SUMS = {
     "entry_count": "count(*) filter (where kind <> 'evidence')",
     "evidence_count": "count(*) filter (where kind = 'evidence')",
     "request_count": "sum(request_count)",
@@ -157,7 +157,7 @@ def _by_hand(database: Database) -> float:
                 " where b.number > coalesce(m.low, 0) group by 1",
                 [mart],
             ).fetchall()
-            keys = ["tenant_id", bucket, "feature", "language", *_TEXTS[1:]]
+            keys = ["tenant_id", bucket, "feature", "language", *TEXTS[1:]]
             values = [
                 "tenant_id",
                 expression,
@@ -168,12 +168,12 @@ def _by_hand(database: Database) -> float:
                     f"entry_id >= {batch_id * 65536} and entry_id < {(batch_id + 1) * 65536}" for batch_id in ids
                 )
                 connection.execute(
-                    f"insert into hand_{mart} as t ({', '.join([*keys, *_SUMS])})"
-                    f" select {', '.join([*values, *_SUMS.values()])} from ledger.entries"
+                    f"insert into hand_{mart} as t ({', '.join([*keys, *SUMS])})"
+                    f" select {', '.join([*values, *SUMS.values()])} from ledger.entries"
                     f" where posting_period = '{month}' and ({ranges})"
                     f" group by {', '.join(str(place + 1) for place in range(len(keys)))}"
                     f" on conflict ({', '.join(keys)}) do update set "
-                    + ", ".join(f"{name} = t.{name} + excluded.{name}" for name in _SUMS).replace("%", "%%")
+                    + ", ".join(f"{name} = t.{name} + excluded.{name}" for name in SUMS).replace("%", "%%")
                 )  # fmt: skip
             connection.execute("delete from hand_marks where model = %s", [mart])
             connection.execute(

@@ -1,5 +1,12 @@
 """The refold: every bucket of every additive mart equals the fold of the whole ledger, and one that does not is named."""
 
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+from ledger import closing
+from ledger.database import connect
+from ledger.retention import export_month, retire_month
 from tallystick.refold import Refold, added, refold
 from tallystick.verify import verify
 from tests.dbt.conftest import Marts
@@ -60,3 +67,35 @@ async def test_the_refold_is_part_of_the_proof_of_everything(marts: Marts) -> No
     assert [failure.part for failure in whole.failures] == ["marts"]
     assert "the mart says evidence_count 1, the ledger 0" in whole.failures[0].text
     assert whole.checked["mart buckets"] >= 3
+
+
+async def test_days_of_a_month_that_left_are_held_against_its_seal(marts: Marts, tmp_path: Path) -> None:
+    """January is sealed and its rows leave; a call of January that came late stands in February, and its day holds both."""
+    await set_up(marts)
+    await marts.post(
+        make_event("a", time="2026-01-15T10:14:00Z", usage=usage(1_000_000)),
+        make_event("f", time="2026-02-03T10:14:00Z", usage=usage(500_000)),
+    )
+    marts.roll_up()
+    january = date(2026, 1, 1)
+    async with await connect(marts.ledger.database.url_for("tallystick_operator")) as operator:
+        await closing.close_periods(operator, "test", january)
+        await closing.seal_pending(operator)
+        await closing.close_partitions(operator)
+        await marts.post(make_event("late", time="2026-01-15T11:00:00Z", usage=usage(2_000_000)))
+        marts.roll_up()
+        await export_month(operator, january, tmp_path / "out", actor="test")
+        await retire_month(operator, january, keep=False, actor="test", reason="over")
+    found = refolded(marts)
+    assert found.differences == []
+    assert "fct_usage_hourly was compared from 2026-02-01 on: the rows of before have left the ledger" in found.notes
+    assert not [note for note in found.notes if note.startswith("fct_cost_daily")]
+    assert marts.ledger.rows(
+        "select local_date::text, request_count, charge_amount from marts.fct_cost_daily order by 1"
+    ) == [("2026-01-15", 2, Decimal(3)), ("2026-02-03", 1, Decimal("0.5"))]
+    marts.ledger.superuser.execute(
+        "update marts.fct_cost_daily set charge_amount = charge_amount + 0.000001 where local_date = '2026-01-15'"
+    )
+    (text,) = refolded(marts).differences
+    assert text.startswith("fct_cost_daily: tenant t-alpha, local day 2026-01-15, ")
+    assert "the mart says charge_amount 3.000001, the ledger 3.000000" in text
