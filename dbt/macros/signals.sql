@@ -34,7 +34,7 @@ What a signal must reach. `score` and `spend_score`: how unusual; `hits` and `sh
 `calls`: how many a series must have had before its shares mean something.
 #}
 {% macro signal_limits() -%}
-    {{ return({"score": 6, "spend_score": 8, "hits": 12, "share": 0.25, "calls": 100}) }}
+    {{ return({"score": 6, "spend_score": 9, "hits": 12, "share": 0.25, "calls": 100}) }}
 {%- endmacro %}
 
 {# Sums of a column over the quarter hour and the hour that end with a bucket of five minutes; see `last_windows`. #}

@@ -238,7 +238,7 @@ fallen as (
         n.cached / n.input as observed,
         b.usual,
         n.calls as sample_count,
-        (b.usual - n.cached / n.input) / b.usual * sqrt(n.calls) * 1.2 as score
+        (b.usual - n.cached / n.input) / b.usual * sqrt(n.calls) * 1.1 as score
     from in_hand as w
     cross join lateral (
         values
@@ -260,7 +260,7 @@ fallen as (
         and b.usual >= 0.15
         and b.sample_count >= {{ signal_limits().calls }}
         -- Where some hours never read from it, none of it says nothing.
-        and n.cached / n.input < least(b.usual / 4, b.peak / 2)
+        and n.cached / n.input < least(b.usual / 10, b.peak / 2)
 ),
 
 -- A key that the tenant never used before, or never for this, and that takes an amount that is worth a look at once.
