@@ -15,7 +15,7 @@ import msgspec
 from ledger.books import Books
 from ledger.meters import INPUT_TOKEN_METERS, Quantities, input_tokens, output_tokens
 from ledger.money import EXACT
-from ledger.parties import Tenant
+from ledger.parties import Model, Tenant
 from ledger.price_book import STANDARD_TIERS, PriceBook, RateSet, Selectors, Unpriced
 from ledger.pricing import amount_of
 
@@ -31,6 +31,8 @@ _TEXT_INPUT: Final = (
 )
 _TEXT_OUTPUT: Final = ("visible_output_tokens", "reasoning_tokens")
 _ZERO: Final = Decimal(0)
+
+Sets = tuple[RateSet | Unpriced, ...]
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False):
@@ -78,14 +80,37 @@ class Call(Protocol):
     def cost_currency(self) -> str | None: ...
 
 
-def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> Estimate:
+class Reach(msgspec.Struct, frozen=True, gc=False):
+    """What could price calls that differ in nothing but their counts and stated amounts, from now on until a time."""
+
+    model: Model | None
+    currency: str
+    sets: tuple[Sets, Sets] | None
+    """Of the cost and the charge book; None where the count of input chooses them too."""
+
+
+def reach(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> Reach:
+    """Find what could price calls like this one, so that many of them need not be looked up one by one."""
+    currency = tenant.at(now).charge_currency
+    model = books.parties.model(call.provider, call.model)
+    asked = _selectors(tenant, call, currency, model, now, 0)
+    prices = books.prices
+    then = prices.rate_sets(msgspec.structs.replace(asked, occurred_at=until))
+    if any(_has_bands(prices, each) for each in (*prices.rate_sets(asked), *then)):
+        return Reach(model, currency, None)
+    return Reach(model, currency, _reachable(prices, asked, call.basis, until))
+
+
+def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int, reached: Reach | None = None) -> Estimate:
     """Estimate a call that begins now and ends before `until`; both are UTC microseconds.
 
     Amounts that the caller states count as they are. Otherwise quantities are priced meter by meter, and counts of input
     and output by their basis; a count that is missing leaves amounts unknown, but for the output of a model with a limit.
+    `reached` is what `reach` found for a call like this one.
     """
-    currency = tenant.at(now).charge_currency
-    model = books.parties.model(call.provider, call.model)
+    if reached is None:
+        reached = reach(books, tenant, call, now, until)
+    currency, model = reached.currency, reached.model
     into: int | None
     out: int | None
     if call.quantities is not None:
@@ -99,43 +124,48 @@ def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> 
     charge, charge_currency = call.charge, currency
     cost, cost_currency = call.cost, call.cost_currency
     if into is not None and out is not None and (charge is None or cost is None):
-        selectors = Selectors(
-            tenant_id=tenant.tenant_id,
-            currency=currency,
-            provider=call.provider,
-            provider_account=call.provider_account,
-            deployment=call.deployment,
-            model=None if model is None else model.model,
-            service_tier=call.service_tier,
-            region=call.region,
-            occurred_at=now,
-            input_tokens=into,
+        cost_sets, charge_sets = reached.sets or _reachable(
+            books.prices, _selectors(tenant, call, currency, model, now, into), call.basis, until
         )
-        cost_sets, charge_sets = _reachable(books.prices, selectors, call.basis, until)
         if charge is None:
-            charge, _ = _amount(books, charge_sets, selectors, call, into, out)
+            charge, _ = _amount(books, charge_sets, tenant, call, into, out)
         if cost is None:
-            cost, cost_currency = _amount(books, cost_sets, selectors, call, into, out)
+            cost, cost_currency = _amount(books, cost_sets, tenant, call, into, out)
     return Estimate(
-        charge=charge,
-        charge_currency=charge_currency,
-        cost=cost,
-        cost_currency=cost_currency,
+        charge,
+        charge_currency,
+        cost,
+        cost_currency,
+        into,
+        out,
+        None if into is None else reads,
+        (into is not None and out is not None) or call.charge is not None or call.cost is not None,
+    )
+
+
+def _selectors(tenant: Tenant, call: Call, currency: str, model: Model | None, now: int, into: int) -> Selectors:
+    return Selectors(
+        tenant_id=tenant.tenant_id,
+        currency=currency,
+        provider=call.provider,
+        provider_account=call.provider_account,
+        deployment=call.deployment,
+        model=None if model is None else model.model,
+        service_tier=call.service_tier,
+        region=call.region,
+        occurred_at=now,
         input_tokens=into,
-        output_tokens=out,
-        cache_read_tokens=None if into is None else reads,
-        is_given=(into is not None and out is not None) or call.charge is not None or call.cost is not None,
     )
 
 
 def _amount(
-    books: Books, sets: Sequence[RateSet | Unpriced], asked: Selectors, call: Call, into: int, out: int
+    books: Books, sets: Sequence[RateSet | Unpriced], tenant: Tenant, call: Call, into: int, out: int
 ) -> tuple[Decimal | None, str | None]:
     """Return the largest amount over everything that the call could be priced by, or None where a price is missing."""
     found: Decimal | None = None
     currency: str | None = None
     for rate_set in sets:
-        amount = None if isinstance(rate_set, Unpriced) else _amount_of(books, rate_set, asked, call, into, out)
+        amount = None if isinstance(rate_set, Unpriced) else _amount_of(books, rate_set, tenant, call, into, out)
         if amount is None or isinstance(rate_set, Unpriced):
             return None, None
         if found is None or amount > found:
@@ -144,9 +174,9 @@ def _amount(
     return found, currency
 
 
-def _amount_of(books: Books, rate_set: RateSet, asked: Selectors, call: Call, into: int, out: int) -> Decimal | None:
+def _amount_of(books: Books, rate_set: RateSet, tenant: Tenant, call: Call, into: int, out: int) -> Decimal | None:
     if rate_set.billing_rules.get("own_key") == "free" and (
-        books.parties.own_accounts.get(asked.provider_account or "") == asked.tenant_id
+        books.parties.own_accounts.get(call.provider_account or "") == tenant.tenant_id
     ):
         amount: Decimal | None = _ZERO
     elif call.quantities is not None:
@@ -163,7 +193,6 @@ def _amount_of(books: Books, rate_set: RateSet, asked: Selectors, call: Call, in
     return amount
 
 
-Sets = tuple[RateSet | Unpriced, ...]
 _SETS_MAX: Final = 10_000
 _sets: Final[dict[tuple[Any, ...], tuple[Sets, Sets]]] = {}
 _is_banded: Final[dict[str, bool]] = {}

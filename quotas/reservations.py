@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from types import NoneType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,10 +21,12 @@ from ledger.database import Connection
 from ledger.errors import StaleBooks
 from ledger.keys import digest_uuid
 from ledger.meters import METERS, Quantities
+from ledger.money import EXACT
 from ledger.parties import Tenant
 from ledger.times import from_micros, micros
 from quotas.errors import AskRefused
-from quotas.estimates import Basis, estimate
+from quotas.estimates import Basis, Reach, estimate, reach
+from quotas.known import Amount, Fit, Known, Match, Scope, WindowKey, added, amounts_of, shortest
 from quotas.remaining import Span, span
 
 Outcome = Literal["admitted", "degraded", "refused", "conflict"]
@@ -255,13 +258,31 @@ select * from quotas.reserve(
 """
 
 
+_RESERVE_KNOWN: Final = """
+select * from quotas.reserve_known(
+    %s::timestamptz, %s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::timestamptz, %s::timestamptz,
+    %s::text[], %s::text[], %s::date[], %s::numeric[], %s::numeric[], %s::text[],
+    %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::integer[], %s::text[], %s::text[], %s::uuid[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::integer[],
+    %s::text[]
+)
+"""
+
+
 async def reserve(
-    connection: Connection, asks: Sequence[Ask], books: Books, *, at: int | None = None, is_booking: bool = False
+    connection: Connection,
+    asks: Sequence[Ask],
+    books: Books,
+    *,
+    at: int | None = None,
+    is_booking: bool = False,
+    known: Known | None = None,
 ) -> list[Decision]:
     """Decide asks in their order, each against all budgets in its scope, and hold what is admitted.
 
     Shape: one decision per ask, in order. An id that was admitted before is answered with where it stands now, or as a
     conflict where the ask is another one; a refusal is kept by nobody and decided anew.
+    With `known`, outside of a transaction, what earlier calls found out about scopes saves matching them again.
     With `is_booking` they were admitted at `at`, while nobody could ask: all are held, and what is above a limit is `away`.
     Units: `at` in UTC microseconds stands for the database's clock, for tests and replays.
     Errors: StaleBooks when parties or prices have changed since the books were read: read them and ask again.
@@ -278,7 +299,7 @@ async def reserve(
             (later if key in seen else now).append(index)
             seen.add(key)
         for index, decision in zip(
-            now, await _reserve([asks[index] for index in now], connection, books, at, is_booking), strict=True
+            now, await _reserve([asks[index] for index in now], connection, books, at, is_booking, known), strict=True
         ):
             decisions[index] = decision
         waiting = later
@@ -286,7 +307,7 @@ async def reserve(
 
 
 async def _reserve(
-    asks: Sequence[Ask], connection: Connection, books: Books, at: int | None, is_booking: bool
+    asks: Sequence[Ask], connection: Connection, books: Books, at: int | None, is_booking: bool, known: Known | None
 ) -> list[Decision]:
     now = micros(datetime.now(UTC)) if at is None else at
     payers = [books.parties.tenant_at(ask.tenant_id, now) for ask in asks]
@@ -308,13 +329,20 @@ async def _reserve(
     }
     if table.is_empty:
         return [decisions[number] for number in range(len(asks))]
-    answer = await _decide(connection, table, at, is_booking)
-    known = [
+    answer: _Answer | _AllFit | None = None
+    is_alone = connection.info.transaction_status == TransactionStatus.IDLE
+    if known is not None and is_alone and not is_booking:
+        answer = await _decide_known(connection, table, known, books, at, now)
+    if answer is None:
+        answer = await _decide(connection, table, at, is_booking)
+        if known is not None:
+            answer.teach(known, table.scopes, books)
+    earlier = [
         (ask.tenant_id, ask.reservation_id)
         for ask, place in zip(asks, places, strict=True)
         if place is not None and answer.outcomes[place] == "known"
     ]
-    standing = await look_up(connection, known) if known else {}
+    standing = await look_up(connection, earlier) if earlier else {}
     return [
         decisions[number]
         if place is None
@@ -365,32 +393,27 @@ class _Table:
     def __init__(self, books: Books, now: int) -> None:
         self._books = books
         self._now = now
-        self._scopes: dict[tuple[str | None, ...], int] = {}
-        self._rows: list[tuple[Any, ...]] = []
+        self._scopes: dict[Scope, int] = {}
+        self._shapes: dict[tuple[Any, ...], tuple[Reach, Scope]] = {}
+        self.rows: list[tuple[Any, ...]] = []
 
     def add(self, ask: Ask, payer: Tenant) -> int:
         """Price an ask and take it in; return its place."""
-        books = self._books
+        shape = (
+            payer.tenant_id, ask.provider, ask.provider_account, ask.deployment, ask.model, ask.service_tier, ask.region,
+            ask.basis, ask.ttl_seconds, ask.feature, ask.route, ask.lane, ask.api_key_id, ask.user_hash,
+            tuple(ask.tags.items()) if ask.tags else None,
+        )  # fmt: skip
         until = self._now + ask.ttl_seconds * 1_000_000
-        estimated = estimate(books, payer, ask, self._now, until)
-        model = books.parties.model(ask.provider, ask.model)
-        scope = (
-            payer.tenant_id,
-            ask.provider_account,
-            ask.feature,
-            None if model is None else model.model,
-            ask.route,
-            ask.lane,
-            ask.api_key_id,
-            None if ask.user_hash is None else books.subject_ids.get((payer.tenant_id, ask.user_hash)),
-            msgspec.json.encode(ask.tags).decode() if ask.tags else None,
-            estimated.charge_currency,
-            estimated.cost_currency,
-        )
-        number = self._scopes.setdefault(scope, len(self._scopes) + 1)
-        self._rows.append(
+        known = self._shapes.get(shape)
+        if known is None:
+            known = self._shapes[shape] = self._shape(ask, payer, until)
+        reached, scope = known
+        estimated = estimate(self._books, payer, ask, self._now, until, reached)
+        full = (*scope, estimated.charge_currency, estimated.cost_currency)
+        self.rows.append(
             (
-                number,
+                self._scopes.setdefault(full, len(self._scopes) + 1),
                 ask.tenant_id,
                 ask.reservation_id,
                 ask.content_hash,
@@ -405,16 +428,36 @@ class _Table:
                 ask.ttl_seconds,
             )
         )
-        return len(self._rows) - 1
+        return len(self.rows) - 1
+
+    def _shape(self, ask: Ask, payer: Tenant, until: int) -> tuple[Reach, Scope]:
+        """Return what is the same for all asks that say the same of their calls but for counts and amounts."""
+        reached = reach(self._books, payer, ask, self._now, until)
+        scope = (
+            payer.tenant_id,
+            ask.provider_account,
+            ask.feature,
+            None if reached.model is None else reached.model.model,
+            ask.route,
+            ask.lane,
+            ask.api_key_id,
+            None if ask.user_hash is None else self._books.subject_ids.get((payer.tenant_id, ask.user_hash)),
+            msgspec.json.encode(ask.tags).decode() if ask.tags else None,
+        )
+        return reached, scope
 
     @property
     def is_empty(self) -> bool:
-        return not self._rows
+        return not self.rows
+
+    @property
+    def scopes(self) -> list[Scope]:
+        return list(self._scopes)
 
     def parameters(self, at: int | None) -> list[Any]:
         """Return what the statement takes, in order: arrays as text, which costs a tenth of what the driver takes to write them."""
         scopes = [_array(column) for column in zip(*self._scopes, strict=True)] or ["{}"] * _SCOPE_COLUMNS
-        rows = [_array(column) for column in zip(*self._rows, strict=True)] or ["{}"] * _ROW_COLUMNS
+        rows = [_array(column) for column in zip(*self.rows, strict=True)] or ["{}"] * _ROW_COLUMNS
         versions = [self._books.parties.version, self._books.prices.version]
         return [None if at is None else from_micros(at), *versions, *scopes, *rows]
 
@@ -426,11 +469,16 @@ _QUOTED: Final = re.compile(r"[^0-9A-Za-z_.:/@-]")
 
 def _array(values: Sequence[Any]) -> str:
     """Return a column as Postgres reads an array: of numbers, of booleans, or of texts."""
-    if all(type(value) is str for value in values):
+    kinds = set(map(type, values))
+    if kinds == {str}:
         joined = "".join(values)
         # No text is empty or says null, and none needs care: the common case costs one look at all of them.
         if not _QUOTED.search(joined) and "" not in values and "null" not in joined.lower():
             return "{" + ",".join(values) + "}"
+    elif kinds <= {int, Decimal}:
+        return "{" + ",".join(map(str, values)) + "}"
+    elif kinds == {NoneType}:
+        return "{" + ",".join(["null"] * len(values)) + "}"
     return "{" + ",".join([_element(value) for value in values]) + "}"
 
 
@@ -451,11 +499,40 @@ class _Answer:
         (
             scopes, self._budgets, self._groups, self._starts, self._units, self._currencies, self._hardness, self._limits,
             self._kinds, self._days, self._anchors, self._zones, self.outcomes, self._scope_of, self._amounts, self._tightest,
-            self._asked, self._remaining, self._retries, self._routes, self._caps,
-        ) = (column or [] for column in row[1:])  # fmt: skip
+            self._asked, self._remaining, self._retries, self._routes, self._caps, self._rooms, self._marks,
+        ) = (column or [] for column in row[1:24])  # fmt: skip
+        self._calendar, self._budgets_version, self._until = row[24:]
         self._budgets_of: dict[int, list[int]] = {}
         for place, scope in enumerate(scopes):
             self._budgets_of.setdefault(scope, []).append(place)
+
+    def teach(self, known: Known, scopes: Sequence[Scope], books: Books) -> None:
+        """Tell which budgets the scopes that were asked for fall under; those that steps lead to are not among them."""
+        fits = {
+            scope: Fit(
+                tuple([self._match(at) for at in self._budgets_of.get(number, ())]), self.decided_at, self._until
+            )
+            for number, scope in enumerate(scopes, 1)
+        }
+        known.learn((books.parties.version, books.prices.version, self._calendar, self._budgets_version), fits)
+
+    def _match(self, at: int) -> Match:
+        room = self._rooms[at]
+        return Match(
+            self._budgets[at],
+            self._groups[at],
+            self._starts[at],
+            self._units[at],
+            self._currencies[at],
+            self._hardness[at],
+            self._limits[at],
+            self._kinds[at],
+            self._days[at],
+            self._anchors[at],
+            self._zones[at],
+            None if room is None else Decimal(room),
+            self._marks[at],
+        )
 
     def decision(self, place: int, ask: Ask, standing: "Reservation | None") -> Decision:
         outcome = self.outcomes[place]
@@ -545,6 +622,151 @@ class _Answer:
                 return None
             latest = max(latest, turns_at)
         return latest
+
+
+class _AllFit:
+    """What there is to say where all asks were admitted as they were asked, by budgets that were known."""
+
+    def __init__(self, table: _Table, fits: Sequence[Fit]) -> None:
+        self._fits = fits
+        self._scope_of = [row[0] - 1 for row in table.rows]
+        self.outcomes: Sequence[str] = ["admitted"] * len(table.rows)
+        self.decided_at = _EPOCH
+        self._tightest: list[tuple[int, str] | None] = []
+        self._texts: list[list[str]] = []
+        self._sums: list[list[Amount]] = [[0] * len(fit.matches) for fit in fits]
+        units = [fit.units for fit in fits]
+        self.is_known = True
+        for row in table.rows:
+            scope = row[0] - 1
+            amounts = amounts_of(*row[7:12])
+            taken = [amounts[unit] for unit in units[scope]]
+            if None in taken:
+                self.is_known = False
+                return
+            self._texts.append([shortest(amount) for amount in taken])  # type: ignore[arg-type]
+            self._sums[scope] = [added(*pair) for pair in zip(self._sums[scope], taken, strict=True)]  # type: ignore[arg-type]
+        self.windows: dict[WindowKey, tuple[int, Amount, Decimal | None, str]] = {}
+        for fit, sums in zip(fits, self._sums, strict=True):
+            for match, total in zip(fit.matches, sums, strict=True):
+                number, before, room, _ = self.windows.get(match.key, (len(self.windows), 0, match.room, ""))
+                if room is None or (match.room is not None and match.room < room):
+                    room = match.room
+                self.windows[match.key] = number, added(before, total), room, match.marks
+
+    def parameters(self, table: _Table, known: Known, at: int | None) -> list[Any]:
+        """Return what the statement takes, in order."""
+        columns = list(zip(*self.windows, strict=True)) or [(), (), ()]
+        filled = list(zip(*self.windows.values(), strict=True)) or [(), (), (), ()]
+        scopes = list(zip(*table.scopes, strict=True))
+        lists = [
+            (
+                _array([match.budget_id for match in fit.matches]),
+                _array([match.group_key for match in fit.matches]),
+                _array([str(match.window_start) for match in fit.matches]),
+                _array(["0"] * len(fit.matches)),
+            )
+            for fit in self._fits
+        ]
+        rows = list(zip(*table.rows, strict=True))
+        return [
+            None if at is None else from_micros(at),
+            *known.versions,
+            max(fit.since for fit in self._fits),
+            min(fit.until for fit in self._fits),
+            _array(columns[0]),
+            _array(columns[1]),
+            _array([str(start) for start in columns[2]]),
+            _array(filled[1]),
+            _array(filled[2]),
+            _array(filled[3]),
+            *(_array(scopes[place]) for place in range(1, 7)),
+            *(_array(column) for column in zip(*lists, strict=True)),
+            *(_array(rows[place]) for place in range(6)),
+            *(_array(rows[place]) for place in (9, 10, 12)),
+            '{"{' + '}","{'.join([",".join(texts) for texts in self._texts]) + '}"}',
+        ]
+
+    def take(self, decided_at: datetime, taken: Sequence[str]) -> None:
+        """Take in what the statement found."""
+        self.decided_at = decided_at
+        after = {
+            key: added(Decimal(before), self.windows[key][1]) for key, before in zip(self.windows, taken, strict=True)
+        }
+        for fit, sums in zip(self._fits, self._sums, strict=True):
+            tightest: tuple[int, Amount, Amount] | None = None
+            for place, (match, total) in enumerate(zip(fit.matches, sums, strict=True)):
+                if match.hardness == "shadow" or match.limit is None:
+                    continue
+                left = EXACT.subtract(Decimal(match.limit), Decimal(after[match.key]))
+                if tightest is None or EXACT.multiply(left, Decimal(tightest[2])) < EXACT.multiply(
+                    Decimal(tightest[1]), Decimal(total)
+                ):
+                    tightest = place, left, total
+            self._tightest.append(None if tightest is None else (tightest[0], shortest(tightest[1])))
+
+    def decision(self, place: int, ask: Ask, _: "Reservation | None") -> Decision:
+        scope = self._scope_of[place]
+        fit, texts, tightest = self._fits[scope], self._texts[place], self._tightest[scope]
+        named = None
+        if tightest is not None:
+            number, left = tightest
+            match = fit.matches[number]
+            assert match.limit is not None
+            window = span(match.kind, match.days, match.anchor, match.window_start, match.zone)
+            named = Tightest(
+                match.budget_id, match.group_key, match.unit, match.currency, match.hardness, window, match.limit,
+                texts[number], left,
+            )  # fmt: skip
+        return Decision(
+            ask.tenant_id,
+            ask.reservation_id,
+            "admitted",
+            "held",
+            tightest=named,
+            holds=tuple(
+                [
+                    Hold(
+                        match.budget_id, match.group_key, match.window_start, match.unit, match.currency, text, text
+                    )
+                    for match, text in zip(fit.matches, texts, strict=True)
+                ]
+            ),
+            expires_at=self.decided_at + timedelta(seconds=ask.ttl_seconds),
+            decided_at=self.decided_at,
+        )  # fmt: skip
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def _decide_known(
+    connection: Connection, table: _Table, known: Known, books: Books, at: int | None, now: int
+) -> _AllFit | None:
+    """Decide asks by the budgets that are known of their scopes, or return None: then nothing was decided."""
+    fits = known.find(table.scopes, books.parties.version, books.prices.version, from_micros(now))
+    if fits is None:
+        return None
+    asked = _AllFit(table, fits)
+    if not asked.is_known or any(known.is_full(key) for key in asked.windows):
+        return None
+    try:
+        cursor = await connection.execute(_RESERVE_KNOWN, asked.parameters(table, known, at), prepare=True)
+        row = await cursor.fetchone()
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
+        # An id that is there already, or is being made: the long way tells which.
+        return None
+    assert row is not None
+    decided_at, taken = row
+    for (key, (_, total, room, _marks)), before in zip(asked.windows.items(), taken or (), strict=False):
+        if decided_at is not None:
+            known.note_room(key)
+        elif room is not None and added(Decimal(before), total) > room:
+            known.note_full(key)
+    if decided_at is None:
+        return None
+    asked.take(decided_at, taken or ())
+    return asked
 
 
 async def _decide(connection: Connection, table: _Table, at: int | None, is_booking: bool) -> _Answer:

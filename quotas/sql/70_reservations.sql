@@ -104,13 +104,21 @@ comment on column quotas.tokens_in_flight.unknown_count is 'Calls without one of
 --
 -- Answers in lists. m_...: by budget and scope, with m_scope in order. o_...: by ask. Outcomes: known (decided before),
 -- conflict, admitted, degraded, limit, unknown_price, missing_estimate.
+--
+-- What is in scope is answered in a form that `reserve_known` takes: until `valid_until`, and under these versions, m_... stays as
+-- it is. Up to m_room a call is admitted as it was asked, and below the next of m_marks nothing is noted.
 do $$
 declare
     earlier regprocedure;
 begin
-    -- An earlier version took one argument less, and would stand beside this one.
+    -- An earlier version took one argument less or answered less: the first would stand beside this one, the second cannot be replaced.
     for earlier in
-        select p.oid from pg_proc as p where p.pronamespace = 'quotas'::regnamespace and p.proname = 'reserve' and p.pronargs = 27
+        select p.oid
+        from pg_proc as p
+        where
+            p.pronamespace = 'quotas'::regnamespace
+            and p.proname = 'reserve'
+            and (p.pronargs <> 28 or cardinality(p.proallargtypes) <> 55)
     loop
         execute format('drop function %s', earlier);
     end loop;
@@ -167,7 +175,12 @@ create or replace function quotas.reserve(
     out o_remaining text[],
     out o_retry text[],
     out o_route text[],
-    out o_cap bigint[]
+    out o_cap bigint[],
+    out m_room text[],
+    out m_marks text[],
+    out calendar_version bigint,
+    out budgets_version bigint,
+    out valid_until timestamptz
 )
 language plpgsql
 security definer
@@ -249,7 +262,9 @@ declare
     d_taken numeric[] := '{}';
 begin
     perform pg_advisory_xact_lock_shared(7411001);
-    select v.parties, v.prices, clock_timestamp() as at into strict versions from ledger.versions as v;
+    select v.parties, v.prices, v.calendar, v.budgets, clock_timestamp() as at into strict versions from ledger.versions as v;
+    calendar_version := versions.calendar;
+    budgets_version := versions.budgets;
     if versions.parties <> parties_version or versions.prices <> prices_version then
         raise exception using
             errcode = 'TS003',
@@ -283,7 +298,16 @@ begin
                 -- As entries have it: days do not go back where a zone changes.
                 greatest((decided_at at time zone v.time_zone)::date, v.first_day) as local_date,
                 (decided_at at time zone 'UTC')::date as utc_date,
-                v.time_zone
+                v.time_zone,
+                least(
+                    ((decided_at at time zone v.time_zone)::date + 1)::timestamp at time zone v.time_zone,
+                    ((decided_at at time zone 'UTC')::date + 1)::timestamp at time zone 'UTC',
+                    (
+                        select min(f.effective_at)
+                        from ledger.tenant_versions as f
+                        where f.tenant_id = s.tenant_id and f.effective_at > decided_at
+                    )
+                ) as turns_at
             from unnest(
                 s_tenant, s_provider_account, s_feature, s_model, s_route, s_lane, s_api_key, s_subject, s_tags,
                 s_charge_currency, s_cost_currency
@@ -371,7 +395,12 @@ begin
                 ) as refuse_at,
                 dense_rank() over (order by m.budget_id, m.group_key, m.window_start)::integer as window_no,
                 row_number() over (order by m.n, m.budget_id)::integer as place,
-                w.budget_id is not null as is_there
+                w.budget_id is not null as is_there,
+                quotas.limit_of(m.limit_amount, o.budget_id, o.limit_amount) as noted_limit,
+                case
+                    when starts_with(m.budget_id, 'prepaid-')
+                        then (select min(t.at) from quotas.turns as t where t.budget_id = m.budget_id and t.at > decided_at)
+                end as lapses_at
             from matched as m
             left join quotas.group_limits as o on o.budget_id = m.budget_id and o.group_key = m.group_key
             left join quotas.windows as w
@@ -435,7 +464,8 @@ begin
             t.*
         into
             m_scope, m_window, m_budget, m_group, m_start, m_unit, m_unit_no, m_currency, m_hardness, m_limit, m_ceiling,
-            m_first, m_last, m_unknown_price, m_missing, m_missing_amount, m_kind, m_days, m_anchor, m_zone, w_all_there,
+            m_first, m_last, m_unknown_price, m_missing, m_missing_amount, m_kind, m_days, m_anchor, m_zone, m_room, m_marks,
+            w_all_there, valid_until,
             w_budget, w_group, w_start, w_tenant, w_currency,
             t_scope, t_match, t_at, t_until, t_route, t_cap, t_hold
         from (
@@ -461,7 +491,15 @@ begin
                 array_agg(window_days order by place),
                 array_agg(anchor order by place),
                 array_agg(window_zone order by place),
-                bool_and(is_there)
+                array_agg(
+                    least(case when hardness = 'hard' then first_at * full_limit end, lane_limit)::text order by place
+                ),
+                array_agg(
+                    array(select t.threshold * noted_limit from unnest(thresholds || 1::numeric) as t (threshold))::text
+                    order by place
+                ),
+                bool_and(is_there),
+                least(min(lapses_at), (select min(s.turns_at) from scopes as s))
             from limited
         ) as l
         cross join (
@@ -632,15 +670,15 @@ begin
                 array_agg('{' || coalesce(l.amounts, '') || '}' order by a.n),
                 array_agg(t.tightest order by a.n),
                 array_agg(l.asked order by a.n),
-                array_agg(t.left_over::text order by a.n)
+                array_agg(trim_scale(t.left_over)::text order by a.n)
             into o_outcome, o_amounts, o_tightest, o_asked, o_remaining
             from unnest(a_scope, o_outcome) with ordinality as a (scope, outcome, n)
             join unnest(s_tightest, s_left) with ordinality as t (tightest, left_over, scope) on t.scope = a.scope
             left join (
                 select
                     c.n,
-                    string_agg(c.amount::text, ',' order by c.place) as amounts,
-                    max(c.amount) filter (where c.place = s_tightest[c.scope])::text as asked
+                    string_agg(trim_scale(c.amount)::text, ',' order by c.place) as amounts,
+                    trim_scale(max(c.amount) filter (where c.place = s_tightest[c.scope]))::text as asked
                 from (
                     select
                         b.n,
@@ -780,7 +818,7 @@ begin
             tightest_left := null;
             for match in s_first[variant]..s_last[variant] loop
                 amount := held[match - s_first[variant] + 1];
-                literal := literal || ',' || amount;
+                literal := literal || ',' || trim_scale(amount);
                 left_over := w_taken[m_window[match]] + amount;
                 if m_last[match] is null and left_over > m_ceiling[match] then
                     d_ask := d_ask || ask;
@@ -809,8 +847,8 @@ begin
             o_amounts[ask] := '{' || substr(literal, 2) || '}';
             if tightest_left is not null then
                 o_tightest[ask] := tightest;
-                o_asked[ask] := tightest_amount;
-                o_remaining[ask] := tightest_left;
+                o_asked[ask] := trim_scale(tightest_amount);
+                o_remaining[ask] := trim_scale(tightest_left);
             end if;
         else
             -- Of what stands in the way, what has the least left for such a call; and what each of them waits for.
@@ -845,8 +883,8 @@ begin
             end if;
             o_outcome[ask] := refusal;
             o_tightest[ask] := tightest;
-            o_asked[ask] := tightest_amount;
-            o_remaining[ask] := tightest_left;
+            o_asked[ask] := trim_scale(tightest_amount);
+            o_remaining[ask] := trim_scale(tightest_left);
             d_ask := d_ask || ask;
             d_kind := d_kind || 'refused'::text;
             d_reason := d_reason || refusal;

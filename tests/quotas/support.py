@@ -9,6 +9,7 @@ from ledger.database import connect
 from ledger.times import parse_rfc3339
 from quotas import budgets
 from quotas.budgets import BudgetSet, Terms
+from quotas.known import Known
 from quotas.reservations import Ask, Decision, reserve
 from tests.factories import make_event
 from tests.support.ledger import Ledger
@@ -120,6 +121,7 @@ class Desk:
     def __init__(self, ledger: Ledger, at: str = "2026-03-10T12:00:00Z") -> None:
         self.ledger = ledger
         self.at = parse_rfc3339(at)
+        self.known = Known()
 
     async def __aenter__(self) -> "Desk":
         self.connection = await connect(self.ledger.database.url_for("tallystick_writer"))
@@ -137,7 +139,7 @@ class Desk:
         return await self.reserve(make_ask(reservation_id, charge, **overrides))
 
     async def reserve(self, *asks: Ask) -> list[Decision]:
-        return await reserve(self.connection, asks, self.books, at=self.at)
+        return await reserve(self.connection, asks, self.books, at=self.at, known=self.known)
 
     def window(self, budget_id: str = "b", window_start: str = "2026-03-01") -> tuple[str, str]:
         """What is (posted, held) in a window of a budget without groups."""

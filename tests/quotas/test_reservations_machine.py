@@ -28,6 +28,7 @@ from ledger.books import load_books
 from ledger.database import connect
 from ledger.times import from_micros, parse_rfc3339
 from quotas import budgets, reservations
+from quotas.known import Known
 from quotas.reservations import Settlement
 from quotas.terms import Terms
 from tallystick.verify import verify
@@ -151,6 +152,7 @@ class Machine(RuleBasedStateMachine):
     async def _reload(self) -> None:
         self.connection = await connect(self.ledger.database.url_for("tallystick_writer"))
         self.books = await load_books(self.connection)
+        self.known = Known()
 
     def teardown(self) -> None:
         if hasattr(self, "connection"):
@@ -174,7 +176,7 @@ class Machine(RuleBasedStateMachine):
         ask = make_ask(
             name, tenant_id=self.tenant, input_tokens=tokens * MILLION, output_tokens=0, feature=feature, ttl_seconds=ttl
         )  # fmt: skip
-        (decision,) = self.run(reservations.reserve(self.connection, [ask], self.books, at=self.now))
+        (decision,) = self.run(reservations.reserve(self.connection, [ask], self.books, at=self.now, known=self.known))
         known = self.reserved.get(name)
         if known is not None:
             expected = "admitted" if known.content == content else "conflict"
