@@ -23,6 +23,7 @@ from ledger.books import Books, load_books
 from ledger.database import Connection, connect
 from ledger.errors import StaleBooks
 from quotas import reservations
+from quotas.known import Known
 from quotas.reservations import Ask, Change, Decision, Key, Settlement
 
 log = logging.getLogger("tallystick.api")
@@ -34,6 +35,9 @@ _ORDER: Final[tuple[Kind, ...]] = ("settle", "void", "extend", "reserve")
 _SHORTEST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _SWEEP_SECONDS: Final = 0.05
+_LINES: Final = 2
+_CROWD: Final = 64
+"""Asks that go in one statement whatever waits: below so many a commit of its own costs more than it saves."""
 _FAILED: Final = "decisions have ended after a fault; only a restart begins them again"
 
 
@@ -65,6 +69,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.books: Books | None = None
+        self.known = Known()
         self._renewing = asyncio.Lock()
 
     async def get(self, connection: Connection) -> Books:
@@ -78,8 +83,24 @@ class Shelf:
             return self.books
 
 
+class Line:
+    """A connection that is opened when it is needed, and anew when it broke."""
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+
+    async def close(self) -> None:
+        if self.connection is not None:
+            await self.connection.close()
+            self.connection = None
+
+
 class Flusher:
-    """One connection, and the requests that wait for it."""
+    """The requests of some tenants, and two connections that decide them in turn.
+
+    What one statement answers is told, and what is asked next is priced, while the other one is under way: with one alone either
+    this process or the database would always wait for the other.
+    """
 
     def __init__(self, config: Config, metrics: Metrics, shelf: Shelf, away: Away, lost: Callable[[], bool]) -> None:
         self._config = config
@@ -89,7 +110,8 @@ class Flusher:
         self._lost = lost
         self._queue: deque[_Waiting] = deque()
         self._has_work = asyncio.Event()
-        self._connection: Connection | None = None
+        self._lines = [Line() for _ in range(_LINES)]
+        self._under_way = 0
         self._is_closing = False
 
     def put(self, waiting: _Waiting) -> None:
@@ -98,22 +120,32 @@ class Flusher:
 
     async def run(self) -> None:
         """Decide what is queued until told to end, and what is queued then."""
-        await self._open_early()
+        async with asyncio.TaskGroup() as group:
+            for line in self._lines:
+                group.create_task(self._run(line))
+
+    async def _run(self, line: Line) -> None:
+        await self._open_early(line)
         while True:
             await self._has_work.wait()
-            self._has_work.clear()
             while batch := self._take():
-                for kind in _ORDER:
-                    group = [waiting for waiting in batch if waiting.kind == kind]
-                    if group:
-                        await self._flush(kind, group)
+                count = sum(len(waiting.items) for waiting in batch)
+                self._under_way += count
+                try:
+                    for kind in _ORDER:
+                        group = [waiting for waiting in batch if waiting.kind == kind]
+                        if group:
+                            await self._flush(line, kind, group)
+                finally:
+                    self._under_way -= count
             if self._is_closing:
                 return
+            self._has_work.clear()
 
-    async def _open_early(self) -> None:
+    async def _open_early(self, line: Line) -> None:
         """Connect and read the books before the first ask; where that fails, the first ask tries again."""
         try:
-            await self._shelf.get(await self._connected())
+            await self._shelf.get(await self._connected(line))
         except (psycopg.Error, OSError, LookupError) as error:
             log.warning("the database of decisions cannot be opened yet: %s", where(error))
 
@@ -122,34 +154,39 @@ class Flusher:
         self._has_work.set()
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
+        for line in self._lines:
+            await line.close()
 
     def fail_all(self, error: Exception) -> None:
         while self._queue:
             _fail([self._queue.popleft()], error)
 
     def _take(self) -> list[_Waiting]:
-        """Take what is queued, up to a statement's size, and at least one; who has given up is left out."""
+        """Take what is queued, up to a statement's size, and at least one; who has given up is left out.
+
+        Of a crowd no more than its half, so that the other line has the other half.
+        """
         taken: list[_Waiting] = []
         count = 0
+        waiting_now = sum(len(waiting.items) for waiting in self._queue)
+        most = min(self._config.reservation_batch_max, max(_CROWD, (waiting_now + self._under_way + 1) // _LINES))
         while self._queue:
             waiting = self._queue[0]
             if not waiting.is_given_up:
-                if taken and count + len(waiting.items) > self._config.reservation_batch_max:
+                if taken and count + len(waiting.items) > most:
                     break
                 taken.append(waiting)
                 count += len(waiting.items)
             self._queue.popleft()
         return taken
 
-    async def _flush(self, kind: Kind, group: list[_Waiting]) -> None:
+    async def _flush(self, line: Line, kind: Kind, group: list[_Waiting]) -> None:
         items = [item for waiting in group for item in waiting.items]
         began = time.monotonic()
         try:
-            answers = await self._until_known(kind, items, group)
+            answers = await self._until_known(line, kind, items, group)
         except psycopg.errors.LockNotAvailable:
-            await self._flush_by_tenant(kind, group)
+            await self._flush_by_tenant(line, kind, group)
             return
         except DatabaseAway as error:
             if kind == "reserve":
@@ -161,7 +198,7 @@ class Flusher:
             if len(group) > 1:
                 # What one of them says is at fault, and no other may pay for it.
                 for waiting in group:
-                    await self._flush(kind, [waiting])
+                    await self._flush(line, kind, [waiting])
                 return
             log.error("%d asks were not decided: %s", len(items), where(error))
             _fail(group, InvalidRequest("body", "holds a value that cannot be stored") if _is_value(error) else error)
@@ -185,7 +222,7 @@ class Flusher:
                 if not waiting.answer.done():
                     waiting.answer.set_result(list(answers))
 
-    async def _flush_by_tenant(self, kind: Kind, group: list[_Waiting]) -> None:
+    async def _flush_by_tenant(self, line: Line, kind: Kind, group: list[_Waiting]) -> None:
         """Somebody holds a window for too long: find out whose, and let the other tenants pass."""
         tenants = {_tenant_of(item) for waiting in group for item in waiting.items}
         busy = BudgetBusy(f"its windows were held for more than {self._config.reservation_lock_seconds:g} s")
@@ -202,7 +239,9 @@ class Flusher:
                 if _tenant_of(item) == tenant_id
             ]
             try:
-                answers = await self._until_known(kind, [waiting.items[place] for waiting, place in places], group)
+                answers = await self._until_known(
+                    line, kind, [waiting.items[place] for waiting, place in places], group
+                )
             except psycopg.errors.LockNotAvailable:
                 # A request over several tenants is answered whole: what the others were admitted is found under its id.
                 _fail([waiting for waiting, _ in places], busy)
@@ -216,7 +255,7 @@ class Flusher:
             if not waiting.answer.done():
                 waiting.answer.set_result([found[id(waiting), place] for place in range(len(waiting.items))])  # type: ignore[index]
 
-    async def _until_known(self, kind: Kind, items: Sequence[Any], group: list[_Waiting]) -> list[Any]:
+    async def _until_known(self, line: Line, kind: Kind, items: Sequence[Any], group: list[_Waiting]) -> list[Any]:
         """Run a statement until its outcome is known, or nobody waits for it any more.
 
         A connection that broke while committing leaves the outcome open. The same statement is its own look-up: an id that
@@ -228,19 +267,16 @@ class Flusher:
         failures = 0
         while True:
             try:
-                connection = await self._connected()
+                connection = await self._connected(line)
                 if books is None:
                     books = await self._shelf.get(connection)
-                return await _ACTS[kind](connection, items, books)
+                return await _ACTS[kind](connection, items, books, self._shelf.known)
             except StaleBooks:
-                assert self._connection is not None
-                books = await self._shelf.renew(self._connection, books)
+                books = await self._shelf.renew(await self._connected(line), books)
             except psycopg.errors.LockNotAvailable:
                 raise
             except (psycopg.OperationalError, psycopg.InterfaceError, OSError) as error:
-                if self._connection is not None:
-                    await self._connection.close()
-                    self._connection = None
+                await line.close()
                 failures += 1
                 # One failure is a connection that broke; two in a row are a database that is away.
                 if kind == "reserve" and failures > 1 and self._lost():
@@ -251,8 +287,8 @@ class Flusher:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    async def _connected(self) -> Connection:
-        if self._connection is None or self._connection.closed:
+    async def _connected(self, line: Line) -> Connection:
+        if line.connection is None or line.connection.closed:
             # A server that is there and does not answer must not keep anybody beyond the deadline.
             seconds = max(2, round(self._config.reservation_deadline_seconds))
             connection = await connect(self._config.writer_url, connect_timeout=seconds)
@@ -260,28 +296,28 @@ class Flusher:
                 "select set_config('lock_timeout', %s, false), set_config('plan_cache_mode', 'force_generic_plan', false)",
                 [f"{round(self._config.reservation_lock_seconds * 1000)}ms"],
             )
-            self._connection = connection
-        return self._connection
+            line.connection = connection
+        return line.connection
 
 
-async def _reserve(connection: Connection, items: Sequence[Any], books: Books) -> list[Any]:
-    return list(await reservations.reserve(connection, items, books))
+async def _reserve(connection: Connection, items: Sequence[Any], books: Books, known: Known) -> list[Any]:
+    return list(await reservations.reserve(connection, items, books, known=known))
 
 
-async def _settle(connection: Connection, items: Sequence[Any], _: Books) -> list[Any]:
+async def _settle(connection: Connection, items: Sequence[Any], _: Books, __: Known) -> list[Any]:
     return list(await reservations.settle(connection, items))
 
 
-async def _void(connection: Connection, items: Sequence[Any], _: Books) -> list[Any]:
+async def _void(connection: Connection, items: Sequence[Any], _: Books, __: Known) -> list[Any]:
     return list(await reservations.void(connection, items))
 
 
-async def _extend(connection: Connection, items: Sequence[Any], _: Books) -> list[Any]:
+async def _extend(connection: Connection, items: Sequence[Any], _: Books, __: Known) -> list[Any]:
     keys = [(item.tenant_id, item.reservation_id) for item in items]
     return list(await reservations.extend(connection, keys, [item.ttl_seconds for item in items]))
 
 
-_ACTS: Final[dict[Kind, Callable[[Connection, Sequence[Any], Books], Awaitable[list[Any]]]]] = {
+_ACTS: Final[dict[Kind, Callable[[Connection, Sequence[Any], Books, Known], Awaitable[list[Any]]]]] = {
     "settle": _settle,
     "void": _void,
     "extend": _extend,
