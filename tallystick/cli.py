@@ -74,6 +74,7 @@ _EXPECTED: Final = {
     "tallystick.processes": ("EmbeddedError",),
     "tallystick.rollup": ("RollupError",),
     "tallystick.checks": ("ChecksError",),
+    "tallystick.cookbook": ("CookbookError",),
     "tallystick.expectations": ("BadExpectations",),
     "ledger.errors": ("LedgerError",),
     "ingest.replay": ("ReplayError",),

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tallystick.commands.common import CommandError, TableFormat, note, print_table, safe, with_connection
+from tallystick.commands.common import (
+    CommandError,
+    TableFormat,
+    note,
+    plain,
+    print_json,
+    print_table,
+    safe,
+    with_connection,
+)
 from tallystick.roles import ANALYST
 
 if TYPE_CHECKING:
@@ -38,11 +47,27 @@ def sql(
         int, typer.Option("--rows", min=1, help="How many rows a table shows; csv and json give all.")
     ] = 1000,
     seconds: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds that a statement may take.")] = 60.0,
+    query: Annotated[
+        str | None, typer.Option("--query", metavar="NAME", help="Ask a question of the cookbook.")
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--var", metavar="NAME=VALUE", help="What the question takes; --list names them."),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the questions of the cookbook.")] = False,
 ) -> None:
     """Ask the database, read-only, as tallystick_analyst.
 
     Tables of ledger, quotas and marts need no schema in front. Decimals are shown digit for digit.
     """
+    if listed:
+        return _list_questions(format)
+    if query is not None:
+        if statement is not None:
+            raise CommandError("--query and a statement: only one of them")
+        statement = _asked(query, values or [])
+    elif values:
+        raise CommandError("--var goes with --query")
     statements: Iterable[str]
     if statement is not None:
         statements = [text for text, _ in split_statements(statement)]
@@ -59,6 +84,32 @@ def sql(
             await _run_all(connection, statements, format, rows, seconds)
 
     with_connection(work, role=ANALYST, context=_texts())
+
+
+def _list_questions(format: TableFormat) -> None:
+    from tallystick.cookbook import questions
+
+    found = questions()
+    if format is TableFormat.json:
+        print_json([plain(each) for each in found])
+        return
+    rows = [
+        [each.name, each.question, " ".join(f"{name}={value}" for name, value in each.variables.items())]
+        for each in found
+    ]
+    print_table(["query", "question", "takes, with its defaults"], rows)
+
+
+def _asked(name: str, values: list[str]) -> str:
+    from tallystick.cookbook import statement
+
+    given = {}
+    for text in values:
+        variable, equals, value = text.partition("=")
+        if not equals:
+            raise CommandError(f"--var: name=value, not {text!r}")
+        given[variable] = value
+    return statement(name, given)
 
 
 # --- Where one statement ends ------------------------------------------------------------------------------------------
