@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 from api.bodies import check_json, read_stream
 from api.budgets import PATH as BUDGETS_PATH
 from api.budgets import tenant_budgets
+from api.errors import UnsupportedMediaType
 from api.reservations import BATCH_PATH, PATH, create, create_many
 from api.services import Services
 
@@ -81,7 +82,12 @@ class ShortCut:
                 encoding = value.decode("latin-1")
             elif name == b"content-length":
                 length = value.decode("latin-1")
-        check_json(content_type, encoding)
+        try:
+            check_json(content_type, encoding)
+        except UnsupportedMediaType:
+            # Whoever has no key learns that first, as everywhere.
+            await self._services.keys.identify(authorization, "reservations:write")
+            raise
         body = await read_stream(receive, length, self._services.config.reservation_bytes_max)
         status, told, answer = await decide(self._services, authorization, body)
         headers = [

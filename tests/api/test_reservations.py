@@ -434,3 +434,12 @@ async def test_what_is_queued_is_decided_when_the_app_ends(world: Ledger) -> Non
             assert problem(await gateway.reserve("r-late")) == "closing"
         await closing
         assert [(await one).status_code for one in asking] == [201] * 20
+
+
+async def test_who_has_no_key_learns_that_before_anything_of_the_body(gateway: Gateway) -> None:
+    text = {"content-type": "text/plain"}
+    for path in ("reservations", "reservations:batch"):
+        stranger = await gateway.here.client.post(f"/v1/{path}", content=b"{}", headers=text)
+        assert (stranger.status_code, stranger.json()["type"]) == (401, "/problems/unauthenticated")
+        known = await gateway.here.client.post(f"/v1/{path}", content=b"{}", headers={**bearer(gateway.token), **text})
+        assert known.status_code == 415
