@@ -8,6 +8,7 @@ renamed as (
         entry_id,
         batch_id,
         request_key,
+        corrects_entry_id,
         coalesce(request_id, '') as request_id,
         coalesce(operation_id, '') as operation_id,
         coalesce(conversation_id, '') as conversation_id,
