@@ -34,6 +34,7 @@ def to_object(document: Document) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "kind": document.kind,
+        "basis": document.basis,
         "document_id": document.document_id,
         "number": document.number,
         "state": document.state,
@@ -110,6 +111,11 @@ def _line(line: Line, document: Document) -> dict[str, Any]:
         "per": line.per,
         "tax_category": line.tax_category,
         "exact_amount": amount_text(line.exact_amount),
+        "charged_amount": None if line.charged_amount is None else amount_text(line.charged_amount),
+        "charged_currency": line.charged_currency,
+        "exchange_rate": None if line.exchange_rate is None else amount_text(line.exchange_rate),
+        "exchange_rate_at": line.exchange_rate_at and _instant(line.exchange_rate_at),
+        "corrects_line_no": line.corrects_line_no,
     }
 
 

@@ -38,7 +38,7 @@ def printed(document: Document, *, with_exact: bool = False) -> Printed:
     totals = [(words["subtotal"], money(document.subtotal))]
     totals += [
         (
-            words["tax_base"].format(label=tax.label, rate=words.percent(tax.rate), base=money(tax.base)),
+            words["tax_base"].format(label=words.apart(tax.label), base=money(tax.base)),
             money(tax.amount),
         )
         for tax in document.taxes
@@ -82,7 +82,7 @@ def printed(document: Document, *, with_exact: bool = False) -> Printed:
 
 def _party(party: Party, words: Words) -> list[str]:
     """Return a party's lines: its name first."""
-    lines = [party.name, *party.address, party.country, party.email]
+    lines = [party.name, *party.address, words.country(party.country), party.email]
     tax_id = [f"{words['tax_id']}: {party.tax_id}"] if party.tax_id else []
     return [*(words.apart(each) for each in lines if each), *tax_id]
 
@@ -95,7 +95,7 @@ def _rows(document: Document, words: Words, places: int) -> list[dict[str, Any]]
         carried = EXACT.add(carried, line.amount)
         rows.append(
             {
-                "text": words.apart(line.description),
+                "text": words.apart(_text(line, words)),
                 "details": _details(line, document, words),
                 "quantity": "" if line.quantity is None else words.number(line.quantity),
                 "price": _price(line, words),
@@ -108,12 +108,19 @@ def _rows(document: Document, words: Words, places: int) -> list[dict[str, Any]]
 
 def _details(line: Line, document: Document, words: Words) -> list[str]:
     """Return what stands below a line's description: what was used, and when, where that is not the document's period."""
-    what = [line.feature, line.model, None if line.meter is None else words.meter(line.meter)]
-    details = [" · ".join(each for each in what if each and each not in line.description)]
+    details = [line.feature or ""]
     if (line.service_start, line.service_end) != (document.period_start, document.period_end):
         days = words.days(line.service_start, line.service_end)
         details.append(words["late"].format(period=days) if line.is_late(document.period_start) else days)
     return [each for each in details if each]
+
+
+def _text(line: Line, words: Words) -> str:
+    """Return what a line is for: of usage what was counted, in the document's language; of what was agreed as it was agreed."""
+    if line.kind != "usage" or line.meter is None:
+        return line.description
+    counted = words.meter(line.meter)
+    return f"{line.model}: {counted}" if line.model else counted
 
 
 def _price(line: Line, words: Words) -> str:
@@ -134,7 +141,7 @@ def _exact(document: Document, words: Words) -> dict[str, Any]:
         "note": words["exact_note"],
         "head": [words["line"], words["description"], words["exact_amount"]],
         "rows": [
-            [str(number), words.apart(line.description), words.number(line.exact_amount)]
+            [str(number), words.apart(_text(line, words)), words.number(line.exact_amount)]
             for number, line in enumerate(document.lines, 1)
         ],
         "total": [words["subtotal"], words.money(document.exact_subtotal, document.currency)],

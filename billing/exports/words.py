@@ -13,7 +13,6 @@ from babel import Locale, UnknownLocaleError
 from babel.dates import format_date, format_interval
 
 from billing.errors import DocumentNotPrintable
-from ledger.money import EXACT
 
 _FOLDER: Final = Path(__file__).parent.parent / "words"
 _NO_BREAK: Final = "\u00a0"
@@ -73,11 +72,9 @@ class Words:
         # The mark keeps a code in Latin letters from drawing the number before it into its own direction.
         return f"{number}{_RIGHT_TO_LEFT if self.direction == 'rtl' else ''}{_NO_BREAK}{currency}"
 
-    def percent(self, rate: Decimal) -> str:
-        """Return a rate such as 0.19 in percent."""
-        pattern = self.locale.percent_formats[None].pattern
-        space = _NO_BREAK if _NO_BREAK in pattern else ""
-        return f"{self.number(EXACT.scaleb(rate, 2))}{space}{self.locale.number_symbols['latn']['percentSign']}"
+    def country(self, code: str | None) -> str | None:
+        """Return a country of ISO 3166-1 by its name; what is no code stands as it is."""
+        return None if code is None else str(self.locale.territories.get(code.strip(), code))
 
     def day(self, value: date) -> str:
         """Return a day with its month in words."""

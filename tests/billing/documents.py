@@ -10,10 +10,10 @@ from billing.documents import CreditApplied, Document, Line, Party, Tax
 from ledger.money import currency_exponent
 
 ISSUER: Final = Party(
-    "entity-1", "Northwind Inference GmbH", ("Hafenstraße 12", "20457 Hamburg"), "Germany", "DE123456789",
+    "entity-1", "Northwind Inference GmbH", ("Hafenstraße 12", "20457 Hamburg"), "DE", "DE123456789",
     "billing@northwind.example",
 )  # fmt: skip
-CUSTOMER: Final = Party("t-alpha", "Globex Corporation", ("1 Main Street", "Springfield"), "United States")
+CUSTOMER: Final = Party("t-alpha", "Globex Corporation", ("1 Main Street", "Springfield"), "US")
 PERIOD: Final = (date(2026, 1, 1), date(2026, 2, 1))
 
 
@@ -22,7 +22,7 @@ def make_line(amount: str = "10.00", **overrides: Any) -> Line:
     values: dict[str, Any] = {
         "line_no": 1,
         "kind": "usage",
-        "description": "Chat with gpt-5-mini",
+        "description": "gpt-5-mini: uncached input tokens",
         "service_start": PERIOD[0],
         "service_end": PERIOD[1],
         "feature": "chat",
@@ -48,7 +48,7 @@ def make_document(
     subtotal = sum((line.amount for line in numbered), Decimal(0))
     cent = Decimal(1).scaleb(-currency_exponent(currency))
     taxes = [] if rate is None else [
-        Tax("standard", "VAT", Decimal(rate), subtotal, (subtotal * Decimal(rate)).quantize(cent, "ROUND_HALF_UP"))
+        Tax("standard", f"VAT {Decimal(rate) * 100:.0f} %", Decimal(rate), subtotal, (subtotal * Decimal(rate)).quantize(cent, "ROUND_HALF_UP"))
     ]  # fmt: skip
     if rate is None:
         taxes = [Tax("none", "Not taxed", Decimal(0), subtotal, Decimal(0))]

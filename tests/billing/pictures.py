@@ -38,7 +38,7 @@ def documents() -> dict[str, Document]:
     """Return the documents that are shown, by the name of their picture."""
     models = ("gpt-5-mini", "claude-sonnet-4-5", "llama-3.3-70b-instruct")
     many = [
-        make_line(f"{number}.{number % 100:02d}", feature=feature, model=model, description=f"{feature}: {model}")
+        make_line(f"{number}.{number % 100:02d}", feature=feature, model=model)
         for number in range(1, 61)
         for feature, model in [(f"feature-{number // 7}", models[number % 3])]
     ]
