@@ -19,6 +19,7 @@ from tallystick.commands import (
     gaps,
     generating,
     grants,
+    invoice_files,
     invoices,
     keys,
     names,
@@ -52,7 +53,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, invoices, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating, spikes,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, invoices, invoice_files, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating, spikes,
 ):  # fmt: skip
     module.register(app)
 

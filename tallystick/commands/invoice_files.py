@@ -1,0 +1,148 @@
+"""Commands that write documents as files: one as PDF, CSV, JSON or FOCUS, and a month of them as one FOCUS file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tallystick.commands.bars import bar
+from tallystick.commands.common import (
+    CommandError,
+    OfTenantOption,
+    counted,
+    group,
+    month,
+    note,
+    settings,
+    with_connection,
+)
+from tallystick.commands.invoices import DocumentArgument, invoice
+
+if TYPE_CHECKING:
+    from billing.documents import Document
+    from ledger.database import Connection
+
+focus = group("FOCUS 1.2: what tenants were billed, for those who compare bills.")
+
+
+class DocumentFormat(StrEnum):
+    pdf = "pdf"
+    csv = "csv"
+    json = "json"
+    parquet = "focus"
+    focus_csv = "focus-csv"
+
+
+class FocusFormat(StrEnum):
+    parquet = "parquet"
+    csv = "csv"
+
+
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", help="Write to this file; left out, to standard output.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group of this file; `export` stands among the commands of invoices."""
+    app.add_typer(focus, name="focus")
+
+
+@invoice.command("export")
+def export_document(
+    document: DocumentArgument,
+    format: Annotated[
+        DocumentFormat,
+        typer.Option("--format", help="pdf for people; csv, json; focus is Parquet, focus-csv the same as CSV."),
+    ] = DocumentFormat.pdf,
+    output: OutputOption = None,
+    exact: Annotated[bool, typer.Option("--exact", help="PDF: with a list of the amounts before rounding.")] = False,
+) -> None:
+    """Write an issued invoice or credit note as a file: the same document gives the same bytes."""
+    from billing.exports.csv_text import to_csv
+    from billing.exports.json_text import to_json
+    from billing.exports.pdf import to_pdf
+    from billing.store import find_document
+
+    if exact and format is not DocumentFormat.pdf:
+        raise CommandError("--exact is for --format pdf: the other formats have exact amounts anyway")
+    _check_output(output, is_binary=format in (DocumentFormat.pdf, DocumentFormat.parquet))
+
+    async def read(connection: Connection) -> bytes:
+        found = await find_document(connection, document)
+        if format is DocumentFormat.pdf:
+            folder = settings().fonts
+            return to_pdf(found, font_folders=[] if folder is None else [folder], with_exact=exact)
+        if format is DocumentFormat.csv:
+            return to_csv([found]).encode()
+        if format is DocumentFormat.json:
+            return to_json(found).encode()
+        return await _focus_file(
+            connection, [found], FocusFormat.parquet if format is DocumentFormat.parquet else FocusFormat.csv
+        )
+
+    _write(with_connection(read), output)
+
+
+@focus.command("export")
+def export_month(
+    of_month: Annotated[str, typer.Option("--month", help="Of documents of this month, such as 2026-11.")],
+    tenant: OfTenantOption = None,
+    format: Annotated[
+        FocusFormat, typer.Option("--format", help="parquet has types; csv is for people.")
+    ] = FocusFormat.parquet,
+    output: OutputOption = None,
+) -> None:
+    """Write all invoices and credit notes of a month that count as one FOCUS file; voided ones are left out."""
+    from billing.store import list_documents, read_documents
+
+    first = month(of_month)
+    _check_output(output, is_binary=format is FocusFormat.parquet)
+
+    async def read(connection: Connection) -> tuple[int, bytes]:
+        listed = await list_documents(connection, tenant_ids=None if tenant is None else [tenant], month=first)
+        ids = [each.document_id for each in listed if each.state != "voided"]
+        found = await read_documents(connection, ids)
+        return len(found), await _focus_file(connection, found, format)
+
+    count, content = with_connection(read)
+    _write(content, output)
+    note(f"{counted(count, 'document')} of {first:%Y-%m}")
+
+
+async def _focus_file(connection: Connection, documents: Sequence[Document], format: FocusFormat) -> bytes:
+    """Return documents as one FOCUS file, all read in one snapshot."""
+    from billing.exports.focus import focus_frame, focus_rows, to_focus_csv, to_parquet
+    from billing.exports.focus_source import read_charges
+
+    rows = []
+    with bar("documents", "documents", len(documents)) as move:
+        async with connection.transaction():
+            await connection.execute("set transaction isolation level repeatable read, read only")
+            for each in documents:
+                rows += focus_rows(each, await read_charges(connection, each))
+                move(1)
+    frame = focus_frame(rows)
+    return to_parquet(frame) if format is FocusFormat.parquet else to_focus_csv(frame).encode()
+
+
+def _check_output(output: Path | None, *, is_binary: bool) -> None:
+    """Refuse to write what is no text to a terminal, before any work is done."""
+    if output is None and is_binary and sys.stdout.isatty():
+        raise CommandError("this is no text for a terminal: name a file with --output")
+
+
+def _write(content: bytes, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        raise CommandError(f"{output}: {error.strerror}") from None

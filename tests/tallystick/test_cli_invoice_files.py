@@ -1,0 +1,67 @@
+"""Documents as files by command: the same bytes each time, FOCUS files that add up, refusals in one line."""
+
+import csv
+import io
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tallystick.rollup import run_rollup
+from tests.support.databases import Database
+from tests.tallystick.commands import Commands
+from tests.tallystick.test_cli_invoices import FILE, billed
+
+__all__ = ["billed"]
+
+
+@pytest.fixture
+def invoiced(billed: Commands, tmp_path: Path) -> Commands:
+    """NW-000001: 7.00 of usage and 20 % tax."""
+    billed.ok("billing", "apply", str(tmp_path / "billing.yaml"))
+    billed.ok("period", "close", "2026-01", "--tenant", "t-alpha", "--commit")
+    billed.ok("invoice", "issue", "t-alpha", "--month", "2026-01")
+    assert "VAT 20 %" in FILE
+    return billed
+
+
+def test_an_invoice_is_written_as_pdf_csv_and_json(invoiced: Commands, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.pdf", tmp_path / "second.pdf"
+    invoiced.ok("invoice", "export", "NW-000001", "--output", str(first))
+    invoiced.ok("invoice", "export", "NW-000001", "--format", "pdf", "--output", str(second))
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes().startswith(b"%PDF-")
+    document = json.loads(invoiced.ok("invoice", "export", "NW-000001", "--format", "json").out)
+    assert document["amount_due"] == {"amount": "8.40", "minor_units": 840}
+    rows = list(csv.DictReader(io.StringIO(invoiced.ok("invoice", "export", "NW-000001", "--format", "csv").out)))
+    assert sum(Decimal(row["amount"]) for row in rows) == Decimal("8.40")
+
+
+def test_a_focus_file_adds_up_once_the_marts_hold_the_usage(
+    invoiced: Commands, database: Database, tmp_path: Path
+) -> None:
+    file = tmp_path / "january.parquet"
+    early = invoiced("focus", "export", "--month", "2026-01", "--output", str(file))
+    assert early.line == "marts.fct_focus_charges is not there yet: run `tallystick rollup`"
+    assert not file.exists()
+    run_rollup(database.url_for("tallystick_rollup"), tmp_path / "home")
+    assert invoiced.ok("focus", "export", "--month", "2026-01", "--output", str(file)).err == "1 document of 2026-01\n"
+    assert pl.read_parquet(file)["BilledCost"].sum() == Decimal("8.40")
+    of_one = invoiced.ok("invoice", "export", "NW-000001", "--format", "focus-csv").out
+    assert of_one == invoiced.ok("focus", "export", "--month", "2026-01", "--format", "csv").out
+    assert sum(Decimal(row["BilledCost"]) for row in csv.DictReader(io.StringIO(of_one))) == Decimal("8.40")
+    # A voided invoice is no charge.
+    invoiced.ok("invoice", "void", "NW-000001", "--reason", "a mistake")
+    assert "was voided: it is no charge" in invoiced("invoice", "export", "NW-000001", "--format", "focus-csv").line
+    assert invoiced.ok("focus", "export", "--month", "2026-01", "--format", "csv").err == "0 documents of 2026-01\n"
+
+
+def test_what_cannot_be_written_is_said_in_a_line(invoiced: Commands, tmp_path: Path) -> None:
+    assert "NW-9" in invoiced("invoice", "export", "NW-9", "--format", "csv").line
+    assert invoiced("invoice", "export", "NW-000001", "--format", "csv", "--exact").line.startswith("--exact is for")
+    nowhere = str(tmp_path / "nowhere" / "a.pdf")
+    assert (
+        invoiced("invoice", "export", "NW-000001", "--output", nowhere).line == f"{nowhere}: No such file or directory"
+    )
