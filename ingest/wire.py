@@ -111,7 +111,10 @@ class WindowData(Struct, kw_only=True, gc=False, omit_defaults=True):
     gpu_count: Annotated[Small | None, _said("GPUs, or slices of one, under this node.")] = None
     mig_profile: Text | None = None
     engine: Text | None = None
-    model: Text | None = None
+    provider: Annotated[Text | None, _said("Our own name for self-hosted models, as usage of this node says it.")] = (
+        None
+    )
+    model: Annotated[Text | None, _said("The model that it serves, by any name that usage may use.")] = None
     region: Text | None = None
     busy_ms: Annotated[Big | None, _said("Milliseconds with at least one request in hand.")] = None
     energy_joules: Big | None = None

@@ -11,6 +11,8 @@ old one, and takes its place in that transaction.
     {%- set filled = target_relation if existing is none else make_intermediate_relation(target_relation) -%}
     {%- set backup = make_backup_relation(target_relation, "table" if existing is none else existing.type) -%}
     {%- set rows = make_temp_relation(target_relation) -%}
+    {# Models without a table are read through: one that is named twice would be read whole first, whatever is asked of it. #}
+    {%- set sql = modules.re.sub("(__dbt__cte__\\w+) as \\(", "\\1 as not materialized (", sql) -%}
 
     {%- if is_new and existing is not none -%}
         {# What a run that was killed may have left; before the transaction, which begins with the hooks. #}
