@@ -404,6 +404,9 @@ class _Desk:
         elif is_own_hit:
             if counted is not None and found is not None:
                 avoided = counted.input_tokens + counted.output_tokens
+                if found:
+                    # By meter, so that what the hit saved can be priced at the rates that the row names.
+                    notes = {**(notes or {}), "avoided": found}
             found, is_priceable, is_chargeable = {}, True, False
         elif counted is None:
             if status == "in_progress":

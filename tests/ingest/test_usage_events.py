@@ -350,7 +350,13 @@ def test_a_gateways_own_hit_claims_no_request_and_avoids_tokens(cache_result: st
     read_statement = statement(make_event(cache_result=cache_result))
     assert read_statement.request_key is None
     assert read_statement.claims_request
-    assert part(read_statement) == Part("m-sub", "m-sub", {}, is_chargeable=False, avoided_tokens=110)
+    avoided = {"avoided": {"uncached_input_tokens": 100, "visible_output_tokens": 10}}
+    assert part(read_statement) == Part("m-sub", "m-sub", {}, is_chargeable=False, avoided_tokens=110, notes=avoided)
+
+
+def test_a_hit_without_usage_says_nothing_of_what_it_avoided() -> None:
+    read_statement = statement(make_event(cache_result="exact_hit", usage=...))
+    assert part(read_statement) == Part("m-sub", "m-sub", {}, is_chargeable=False)
 
 
 def test_a_prefix_hit_is_billed() -> None:
