@@ -157,6 +157,9 @@ def _comparison(
     def each(names: Sequence[str], of: str) -> sql.Composed:
         return comma.join(sql.Identifier(of, name) for name in names)
 
+    def numbers(of: str) -> sql.Composed:
+        return comma.join(sql.SQL("coalesce({}, 0)").format(sql.Identifier(of, name)) for name in measures)
+
     def as_object(names: Sequence[str], of: str) -> sql.Composed:
         return sql.SQL("jsonb_build_object({})").format(
             comma.join(
@@ -179,7 +182,8 @@ def _comparison(
                 {key} as key,
                 {said} as said,
                 {meant} as meant,
-                ({ours}) is distinct from ({theirs}) or s.{first} is null or r.{first} is null as is_broken
+                -- A bucket that was emptied, and none, say the same.
+                ({ours}) is distinct from ({theirs}) as is_broken
             from standing as s
             full join refolded as r on ({our_key}) = ({their_key})
         ),
@@ -208,11 +212,10 @@ def _comparison(
         ),
         said=as_object(measures, "s"),
         meant=as_object(measures, "r"),
-        ours=each(measures, "s"),
-        theirs=each(measures, "r"),
+        ours=numbers("s"),
+        theirs=numbers("r"),
         our_key=each(keys, "s"),
         their_key=each(keys, "r"),
-        first=sql.Identifier(keys[0]),
         named_max=sql.Literal(NAMED_MAX),
     )
     return compared, note

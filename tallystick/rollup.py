@@ -93,6 +93,9 @@ def run_rollup(
     """
     # Unit tests guard the project's code, not the data: the test run has them. Seeds are loaded where they differ.
     command = ["build", "--exclude-resource-type", "unit_test", "seed"] if tests else ["run"]
+    if tests and select:
+        # A test that holds two marts against each other needs both of them.
+        command += ["--indirect-selection", "cautious"]
     return _invoke(url, _Kept(home, "target"), command, select, wait_seconds)
 
 
@@ -104,8 +107,14 @@ def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: flo
     if model is not None and not list((PROJECT / "models" / "marts").rglob(f"{model}.sql")):
         raise RollupFailed(model, "there is no such mart")
     _check_nothing_retired(url)
+    # The views over a table go with it, and are made again.
+    views = "config.materialized:standing_view"
     strategies = ("additive", "recomputed")
-    selected = (model,) if model else tuple(f"config.incremental_strategy:{name}" for name in strategies)
+    selected = (
+        (model, f"{model}+,{views}")
+        if model
+        else (*(f"config.incremental_strategy:{name}" for name in strategies), views)
+    )
     # Other variables make dbt read the whole project again; with a folder of its own a rebuild costs the next run nothing.
     return _invoke(url, _Kept(home, "rebuild", {"rebuild": True}), ["run", "--full-refresh"], selected, wait_seconds)
 
@@ -121,6 +130,7 @@ class FoldText:
 def compiled_for_refold(url: str, home: Path) -> Mapping[str, FoldText]:
     """Return for each additive mart the select of its rows out of everything that it has consumed, by name."""
     kept = _Kept(home, "refold", {"refold": True})
+    _check_installed()
     with _ONE_AT_A_TIME, _connection_in_environment(url):
         _check_there(url)
         manifest, _ = _manifest(url, kept)
@@ -187,6 +197,7 @@ _MANIFESTS_MAX: Final = 4
 
 
 def _invoke(url: str, kept: _Kept, command: list[str], select: tuple[str, ...], wait_seconds: float) -> RollupReport:
+    _check_installed()
     with _ONE_AT_A_TIME, _connection_in_environment(url):
         _check_there(url)
         started = time.monotonic()
@@ -221,18 +232,26 @@ def _manifest(url: str, kept: _Kept) -> tuple[Any, bool]:
     return outcome.result, True
 
 
+_LOADED_SEEDS: Final = """
+create table marts.loaded_seeds (
+    name text primary key,
+    sha256 text not null,
+    loaded_at timestamptz not null default now()
+);
+comment on table marts.loaded_seeds is 'One row per seed: which text of its file the table of its name holds.';
+comment on column marts.loaded_seeds.name is 'Of the seed, and of its table.';
+comment on column marts.loaded_seeds.sha256 is 'Of the file, as dbt counts it.';
+comment on column marts.loaded_seeds.loaded_at is 'When the table was last filled.';
+"""
+
+
 def _load_seeds(connection: psycopg.Connection, runner: Any, manifest: Any, kept: _Kept) -> None:
     """Load the seeds whose file is not what was last loaded; models read them like any mart."""
     seeds = {node.name: node.checksum.checksum for node in manifest.nodes.values() if str(node.resource_type) == "seed"}
     if not seeds:
         return
-    connection.execute(
-        "create table if not exists marts.loaded_seeds ("
-        " name text primary key, sha256 text not null, loaded_at timestamptz not null default now())"
-    )
-    connection.execute(
-        "comment on table marts.loaded_seeds is 'One row per seed: which text of its file the table of its name holds.'"
-    )
+    if connection.execute("select to_regclass('marts.loaded_seeds') is null").fetchone() == (True,):
+        connection.execute(_LOADED_SEEDS)
     loaded: dict[str, str] = dict(
         connection.execute(
             "select name, sha256 from marts.loaded_seeds where to_regclass('marts.' || name) is not null"
@@ -251,8 +270,8 @@ def _load_seeds(connection: psycopg.Connection, runner: Any, manifest: Any, kept
         )
 
 
-def _runner(manifest: Any) -> Any:
-    # The import alone takes two seconds, so it waits until somebody rolls up; `dbt/` in the checkout is no package.
+def _check_installed() -> None:
+    """Raise WarehouseMissing where the extra is not installed; `dbt/` in the checkout is no package."""
     for module, part in (("dbt.cli", "dbt-core"), ("dbt.adapters.postgres", "dbt-postgres")):
         try:
             found = importlib.util.find_spec(module)
@@ -260,6 +279,10 @@ def _runner(manifest: Any) -> Any:
             found = None
         if found is None:
             raise WarehouseMissing(part)
+
+
+def _runner(manifest: Any) -> Any:
+    # The import alone takes two seconds, so it waits until somebody rolls up.
     from dbt.cli.main import dbtRunner
 
     return dbtRunner(manifest=manifest)

@@ -28,8 +28,9 @@ class Marts:
         assert not [result for result in posted.results if result.outcome == "dead_letter"], posted.results
         return posted
 
-    def roll_up(self, *, tests: bool = False) -> RollupReport:
-        return run_rollup(self.url, self.home, tests=tests)
+    def roll_up(self, *select: str, tests: bool = False) -> RollupReport:
+        """Roll everything up, or what dbt selects by these words."""
+        return run_rollup(self.url, self.home, tests=tests, select=select)
 
     def rebuild(self, model: str | None = None) -> RollupReport:
         return rebuild(self.url, self.home, model)

@@ -156,11 +156,14 @@ def test_staging_is_one_to_one_with_its_sources(manifest: Any) -> None:
 
 
 def test_only_staging_reads_sources(manifest: Any) -> None:
-    """Besides what the rollup keeps about itself, and the sieve of the readers' views."""
+    """Besides what the rollup keeps about itself, the sieve of the readers' views, and rows that two marts look up by key, since
+    new ones take their place: staging named twice in a statement would be read whole for each."""
     own = {"source.tallystick.marts.watermarks", "source.tallystick.ledger.own_tenants"}
+    by_key = {f"source.tallystick.ledger.{table}" for table in ("entries", "batches", "batch_digests")}
     for model in models(manifest):
         if layer(model) != "staging":
-            assert sources_of(model) <= own, model.name
+            allowed = own | by_key if model.name in {"fct_latency_daily", "fct_meters_daily"} else own
+            assert sources_of(model) <= allowed, model.name
 
 
 def test_no_source_is_idle_and_no_model_is_without_parents(manifest: Any) -> None:

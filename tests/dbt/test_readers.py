@@ -50,6 +50,8 @@ async def test_a_reader_sees_its_own_rows_of_each_mart_and_no_cost(marts: Marts)
         if is_rebuilt:
             marts.rebuild()
         tables, views = columns_of(marts, "r"), columns_of(marts, "v")
+        # Marts that are views themselves are no other than tables to a reader.
+        tables |= {name: views.pop(name) for name in list(views) if not name.startswith("own_")}
         # Nodes are the platform's own.
         owned = {name for name, columns in tables.items() if "tenant_id" in columns} - {"fct_gpu_allocation_hourly"}
         assert set(views) == {f"own_{name}" for name in owned}
@@ -79,7 +81,7 @@ async def test_the_views_of_readers_are_barriers_that_show_others_nothing(marts:
         "select c.relname, c.reloptions::text, obj_description(c.oid) is not null,"
         " (select count(*) from pg_attribute as a where a.attrelid = c.oid and a.attnum > 0"
         " and col_description(c.oid, a.attnum) is null)"
-        " from pg_class as c where c.relnamespace = 'marts'::regnamespace and c.relkind = 'v'"
+        " from pg_class as c where c.relnamespace = 'marts'::regnamespace and c.relkind = 'v' and starts_with(c.relname, 'own_')"
     )
     assert len(described) >= 4
     assert {row[1:] for row in described} == {("{security_barrier=true}", True, 0)}

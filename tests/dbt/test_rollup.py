@@ -427,7 +427,10 @@ async def test_all_marts_of_a_run_hold_the_batches_that_were_there_when_it_began
     marts.ledger.superuser.execute(
         "create function marts.post() returns trigger language plpgsql security definer as $$ begin"
         " if new.low > old.low then"
-        " insert into ledger.batches select (jsonb_populate_record(b, jsonb_build_object('batch_id', b.batch_id + 1000000,"
+        # Two models run at a time.
+        " perform from ledger.feeds where feed_id = new.feed_id for update;"
+        " insert into ledger.batches select (jsonb_populate_record(b, jsonb_build_object('batch_id',"
+        " nextval(pg_get_serial_sequence('ledger.batches', 'batch_id')),"
         f" 'number', b.number + 1))).* from ledger.batches as b where b.feed_id = new.feed_id and b.number = {last};"
         " update ledger.feeds set last_number = last_number + 1 where feed_id = new.feed_id;"
         " end if; return new; end $$"

@@ -54,6 +54,10 @@ measured as (
         -- As the report said that wrote the row, also on a row that takes back what an earlier one had said: these do not
         -- fold. Null where it said nothing.
         kind,
+        entry_no,
+        corrects_entry_id,
+        recorded_at,
+        reported,
         is_final,
         latency_ms,
         ttft_ms,

@@ -6,6 +6,7 @@ renamed as (
     select
         -- ids
         entry_id,
+        entry_no,
         batch_id,
         request_key,
         corrects_entry_id,
@@ -21,6 +22,7 @@ renamed as (
         -- times
         posting_period,
         occurred_at,
+        recorded_at,
         local_date,
 
         -- dimensions: a key cannot hold null, so what was not said is the empty text
@@ -69,6 +71,7 @@ renamed as (
         output_tokens,
         avoided_tokens,
         other_quantities,
+        reported,
         max_output_tokens,
         delivered_output_tokens,
 

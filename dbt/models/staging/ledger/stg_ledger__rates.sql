@@ -7,7 +7,9 @@ renamed as (
         rate_set_id,
         meter,
         price,
-        per
+        per,
+        priced_as,
+        {{ unit_price('price', 'per') }} as unit_price
     from source
 )
 

@@ -1,0 +1,193 @@
+"""Languages: what a request and a conversation come to, against English, and beside what tokenizers are known to do."""
+
+import csv
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import CHECKOUT
+from tests.dbt.conftest import Marts
+from tests.dbt.test_rollup import set_up, usage
+from tests.factories import NODE, make_event
+
+MARTS = ("+path:models/marts/language",)
+SESSIONS = CHECKOUT / "data" / "ragpulse" / "sessions.csv"
+
+
+def sessions() -> list[dict[str, str]]:
+    with Path(SESSIONS).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+async def test_a_conversation_of_several_languages_is_one_conversation(marts: Marts) -> None:
+    """German 1.00 and 2.00, English 4.00, one request that nobody says the language of at 8.00: one German conversation of
+    15.00, in rows of 3.00, 4.00 and 8.00; and a request of no conversation at 16.00."""
+    await set_up(marts)
+    said = (("de", 1), ("de", 2), ("en", 4), (..., 8))
+    await marts.post(
+        *(
+            make_event(f"c-{millions}", conversation_id="c", language=language, usage=usage(millions * 1_000_000))
+            for language, millions in said
+        ),
+        make_event("alone", language="en", usage=usage(16_000_000)),
+    )
+    marts.roll_up(*MARTS, tests=True)
+    assert marts.ledger.rows(
+        "select conversation_id, language, charge_amount from marts.fct_conversation_cost order by 1, 2"
+    ) == [("", "en", 16), ("c", "de", 3), ("c", "en", 4), ("c", "und", 8)]
+    assert marts.ledger.rows(
+        "select conversation_id, language, language_count, request_count, und_request_count from marts.dim_conversations"
+    ) == [("c", "de", 2, 4, 1)]
+    assert marts.ledger.rows(
+        "select language, request_count, charge_per_request, conversation_count, several_languages_count,"
+        " charge_per_conversation, tokens_per_conversation, und_share from marts.fct_language_cost_monthly order by 1"
+    ) == [
+        ("de", 2, Decimal("1.5"), 1, 1, 15, 15_000_000, Decimal("0.2")),
+        ("en", 2, 10, 0, 0, None, None, Decimal("0.2")),
+        ("und", 1, 8, 0, 0, None, None, Decimal("0.2")),
+    ]
+
+
+async def test_a_conversation_lies_in_one_month_with_all_it_came_to(marts: Marts) -> None:
+    await set_up(marts)
+    await marts.post(
+        make_event("a", conversation_id="c", time="2026-01-31T23:59:59Z", usage=usage(1_000_000)),
+        make_event("b", conversation_id="c", time="2026-02-01T00:00:00Z", usage=usage(2_000_000)),
+    )
+    marts.roll_up(*MARTS)
+    assert marts.ledger.rows(
+        "select local_month::text, charge_amount, conversation_count, conversation_charge_amount"
+        " from marts.fct_language_cost_monthly order by 1"
+    ) == [("2026-01-01", 1, 1, 3), ("2026-02-01", 2, 0, 0)]
+
+
+async def test_a_better_report_brings_the_language_along(marts: Marts) -> None:
+    """The node knows neither language nor conversation; then the gateway reports."""
+    await set_up(marts)
+    await marts.post(make_event("n", source=NODE, request_id="r", language=..., usage=usage(90), final=False))
+    marts.roll_up(*MARTS)
+    await marts.post(make_event("g", request_id="r", language="th", conversation_id="c", usage=usage(100)))
+    marts.roll_up(*MARTS, tests=True)
+    assert marts.ledger.rows(
+        "select conversation_id, language, request_count, input_tokens from marts.fct_conversation_cost"
+        " where request_count <> 0"
+    ) == [("c", "th", 1, 100)]
+    assert marts.ledger.rows("select conversation_id, language from marts.dim_conversations") == [("c", "th")]
+    assert marts.ledger.value("select max(und_share) from marts.fct_language_cost_monthly") == 0
+
+
+async def test_an_average_leaves_out_what_has_no_price(marts: Marts) -> None:
+    """2.00 over the one request that has a price, not 1.00 over two; a conversation that lacks a price has no average."""
+    await set_up(marts)
+    await marts.post(
+        make_event("a", conversation_id="c", usage=usage(2_000_000)),
+        make_event("b", conversation_id="c", model="m-unknown", requested_model="m-unknown", usage=usage(2_000_000)),
+        make_event("s", usage=...),
+    )
+    marts.roll_up(*MARTS)
+    assert marts.ledger.rows(
+        "select model, cost_currency, request_count, cost_unpriced_count, cost_per_request, usage_missing_count,"
+        " tokens_per_request, conversation_count, charge_per_conversation from marts.fct_language_cost_monthly order by 1, 2"
+    ) == [
+        ("", "", 1, 1, None, 0, Decimal(2_000_000), 0, None),
+        ("m-sub", "", 1, 1, None, 1, None, 1, None),
+        ("m-sub", "USD", 1, 0, 2, 0, Decimal(2_000_000), 1, None),
+    ]
+
+
+async def test_real_sessions_are_conversations_whatever_languages_they_mix(marts: Marts) -> None:
+    """400 requests in 227 sessions (RAGPulse; the languages are ours, by turns): tokens and amounts are those of the trace."""
+    await set_up(marts)
+    rows = sessions()
+    languages = ("zh-Hans", "en", "zh-Hans", "und")
+    await marts.post(
+        *(
+            make_event(
+                f"ev-{place}", conversation_id=row["session_id"], language=languages[place % 4],
+                time=f"2026-01-15T{int(row['timestamp_s']) // 3600:02d}:{int(row['timestamp_s']) // 60 % 60:02d}:"
+                f"{int(row['timestamp_s']) % 60:02d}Z",
+                usage=usage(int(row["input_tokens"]), int(row["output_tokens"])),
+            )
+            for place, row in enumerate(rows)
+        )
+    )  # fmt: skip
+    marts.roll_up(*MARTS, tests=True)
+    tokens = 1_198_153 + 97_367
+    assert marts.ledger.rows(
+        "select sum(request_count), sum(input_tokens + output_tokens), sum(charge_amount) from marts.fct_conversation_cost"
+    ) == [(400, tokens, Decimal(tokens) / 1_000_000)]
+    assert marts.ledger.rows(
+        "select count(*), count(*) filter (where request_count > 1), max(request_count) from marts.dim_conversations"
+    ) == [(227, 95, 9)]
+    # Whole conversations under one language each: as many and as much as there is, once.
+    assert marts.ledger.rows(
+        "select sum(conversation_count), sum(conversation_request_count), sum(conversation_tokens), min(und_share)"
+        " from marts.fct_language_cost_monthly"
+    ) == [(227, 400, tokens, Decimal("0.25"))]
+
+
+async def test_a_premium_stands_beside_what_the_tokenizer_is_known_to_do(marts: Marts) -> None:
+    """30 requests each of 100, 150 and 190 tokens, and 29 of 400: German 1.5, Chinese 1.9, Thai not enough to say."""
+    await set_up(marts, "gpt-4", "m-sub")
+    sizes = (("en", 30, 100), ("de", 30, 150), ("zh-Hans", 30, 190), ("th", 29, 400))
+    for model in ("gpt-4", "m-sub"):
+        await marts.post(
+            *(
+                make_event(
+                    f"{model}-{language}-{place}", model=model, requested_model=model, language=language,
+                    usage=usage(tokens),
+                )
+                for language, count, tokens in sizes
+                for place in range(count)
+            )
+        )  # fmt: skip
+    marts.roll_up(*MARTS, tests=True)
+    found = marts.ledger.rows(
+        "select language, sample, request_count, english_request_count, tokens_premium, cost_premium, charge_premium,"
+        " tokenizer, tokenizer_premium from marts.fct_language_premium where model = 'gpt-4' order by 1"
+    )
+    assert found == [
+        ("de", "enough", 30, 30, *[Decimal("1.500")] * 3, "cl100k_base", Decimal("1.579")),
+        ("en", "english", 30, 30, None, None, None, "cl100k_base", Decimal("1.000")),
+        ("th", "too few", 29, 30, None, None, None, "cl100k_base", Decimal("4.391")),
+        ("zh-Hans", "enough", 30, 30, *[Decimal("1.900")] * 3, "cl100k_base", Decimal("1.914")),
+    ]
+    # The tokenizer of a model that no table names is unknown, and nothing is guessed for it.
+    assert marts.ledger.rows(
+        "select distinct tokenizer, tokenizer_premium from marts.fct_language_premium where model = 'm-sub'"
+    ) == [("", None)]
+
+
+async def test_known_premiums_are_those_of_the_paper_by_the_tags_of_the_ledger(marts: Marts) -> None:
+    marts.roll_up("+dim_tokenizer_premiums", tests=True)
+    known: dict[str, Any] = dict(
+        marts.ledger.rows(
+            "select language, round(premium, 2) from marts.dim_tokenizer_premiums where provider = 'openai' and model = 'gpt-4'"
+        )
+    )
+    said = {
+        "pt": "1.48", "es": "1.55", "de": "1.58", "fr": "1.60", "zh": "1.91", "ja": "2.30", "ko": "2.38", "ru": "2.49",
+        "ar": "3.04", "hi": "4.79", "zh-Hans": "1.91", "de-Latn": "1.58", "ko-Kore": "2.38",
+    }  # fmt: skip
+    assert {tag: str(known[tag]) for tag in said} == said
+    # Two scripts, two numbers; a script that the tables lack has none.
+    assert known["zh-Hant"] != known["zh"]
+    assert "sr" in known
+    assert "sr-Latn" not in known
+
+
+async def test_seeds_and_views_stay_as_they_are_while_nothing_in_them_changes(marts: Marts) -> None:
+    marts.roll_up(*MARTS)
+    state = (
+        "select c.relname, c.oid, (select min(t.ctid::text || t.xmin) from marts.tokenizer_languages as t)"
+        " from pg_class as c where c.relnamespace = 'marts'::regnamespace and c.relkind in ('r', 'v') order by 1"
+    )
+    before = marts.ledger.rows(state)
+    assert len(before) > 10
+    marts.roll_up(*MARTS)
+    assert marts.ledger.rows(state) == before
+    # One that somebody dropped is there again.
+    marts.ledger.superuser.execute("drop view marts.fct_language_premium cascade")
+    marts.ledger.superuser.execute("drop table marts.tokenizer_languages cascade")
+    marts.roll_up(*MARTS)
+    assert [row[0] for row in marts.ledger.rows(state)] == [row[0] for row in before]
