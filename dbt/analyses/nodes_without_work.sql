@@ -1,27 +1,17 @@
--- question: Which windows of own GPU nodes served nothing, while somebody pays for them?
+-- question: What do own GPU nodes cost while they serve nothing?
 -- asked by: capacity, finance
--- one row per: node with windows, the most idle first
-with windows as (
-    select
-        w.node_id,
-        w.starts_at,
-        w.ends_at,
-        exists (
-            select from ledger.entries as e
-            where e.node_id = w.node_id and e.occurred_at >= w.starts_at and e.occurred_at < w.ends_at
-                and e.occurred_at >= now() - interval '{{ var("ago", "7 days") }}'
-        ) as had_work
-    from ledger.node_windows as w
-    where w.starts_at >= now() - interval '{{ var("ago", "7 days") }}'
-)
-
+-- one row per: node and currency of its rate, the dearest idle time first; an empty currency is a node without a rate
 select
     node_id,
-    count(*) as windows,
-    count(*) filter (where not had_work) as idle_windows,
-    sum(ends_at - starts_at) as reported,
-    sum(ends_at - starts_at) filter (where not had_work) as idle
-from windows
-group by node_id
-order by idle_windows desc, node_id
+    currency,
+    sum(window_count) as windows,
+    round(sum(covered_us) / 3600000000.0, 2) as covered_hours,
+    round(sum(covered_us - busy_us) / 3600000000.0, 2) as idle_hours,
+    sum(bill_amount) as bill_amount,
+    sum(node_amount) as idle_amount,
+    count(*) filter (where bill_amount is null) as hours_without_rate
+from {{ ref('fct_gpu_allocation_hourly') }}
+where kind = 'idle' and starts_at >= now() - interval '{{ var("ago", "7 days") }}'
+group by node_id, currency
+order by idle_amount desc nulls last, idle_hours desc, node_id, currency
 limit {{ var("rows", "50") }}

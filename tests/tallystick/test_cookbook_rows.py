@@ -1,0 +1,196 @@
+"""Questions of the cookbook about months, budgets, prices, people and nodes: each with what was posted and its rows in sight.
+
+A million input or output tokens are a dollar, so `spending("a", "0.30")` is 300,000 tokens in and 0.30 USD.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.corrections import Request, Reverse, Wanted, correct
+from ledger.database import connect
+from ledger.node_rates import NodeRate, save_node_rates
+from ledger.times import parse_rfc3339
+from tallystick.rollup import run_rollup
+from tests.factories import NODE, make_event, make_window
+from tests.ledger.prices import make_card, per_million
+from tests.quotas.support import RECEIVED, add_price, set_budget, spending
+from tests.support.ledger import Ledger
+from tests.tallystick.commands import Commands
+from tests.tallystick.test_cookbook import ask
+
+# The events are of fixed days, whatever the clock says.
+EVER = "ago=100 years"
+
+
+@pytest.fixture
+def ledger(commands: Commands) -> Iterator[Ledger]:
+    made = Ledger(commands.database)
+    made.add_tenant().add_source().add_node()
+    yield made
+    made.close()
+
+
+async def post(ledger: Ledger, *events: dict[str, Any]) -> None:
+    posted = await ledger.post(*events, received_at=RECEIVED)
+    assert {result.outcome for result in posted.results} == {"created"}, posted.results
+
+
+def rolled_up(ledger: Ledger, home: Path, *select: str) -> None:
+    run_rollup(ledger.database.url_for("tallystick_rollup"), home, select=select)
+
+
+def only(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[column] for column in columns) for row in rows]
+
+
+async def test_growth_is_told_by_week_and_a_higher_month_by_tokens_and_price(
+    ledger: Ledger, commands: Commands, tmp_path: Path
+) -> None:
+    """Weeks to 20 January: chat 0.10, then 0.30; search 0.05, then nothing. February's price is twice January's.
+
+    Chat: 400,000 tokens for 0.40 in January, 500,000 for 1.00 in February. The 100,000 more at the old price are 0.10; the
+    new price on all of them is 1.00 - 500,000 x 0.40 / 400,000 = 0.50. Search ended: all of it is volume.
+    """
+    await add_price(ledger)
+    twice = per_million(input="2.00", output="2.00")
+    await ledger.add_card(make_card(twice, model="m-sub", provider="openai", effective_at="2026-02-01T00:00:00Z"))
+    await post(
+        ledger,
+        spending("a", "0.10", "2026-01-10T12:00:00Z"),
+        spending("b", "0.30", "2026-01-15T12:00:00Z"),
+        spending("c", "0.05", "2026-01-10T12:00:00Z", feature="search"),
+        spending("d", "0.50", "2026-02-05T12:00:00Z"),
+    )
+    await asyncio.to_thread(rolled_up, ledger, tmp_path, "fct_cost_daily")
+
+    grew = await ask(commands, "which-feature-grew", "day=2026-01-20")
+    assert only(grew, "feature", "this_week", "week_before", "growth", "requests", "requests_before") == [
+        ("chat", Decimal("0.3"), Decimal("0.1"), Decimal("0.2"), 1, 1),
+        ("search", None, Decimal("0.05"), Decimal("-0.05"), None, 1),
+    ]
+    higher = await ask(commands, "why-is-it-higher", "month=2026-02-10")
+    assert only(higher, "feature", "month_before", "this_month", "difference", "by_volume", "by_price") == [
+        ("chat", Decimal("0.4"), 1, Decimal("0.6"), Decimal("0.1"), Decimal("0.5")),
+        ("search", Decimal("0.05"), 0, Decimal("-0.05"), Decimal("-0.05"), 0),
+    ]
+
+
+async def test_a_changed_price_is_told_with_the_card_that_it_follows(ledger: Ledger, commands: Commands) -> None:
+    await add_price(ledger)
+    twice = per_million(input="2.00", output="2.00")
+    await ledger.add_card(make_card(twice, model="m-sub", provider="openai", effective_at="2026-02-01T00:00:00Z"))
+    newest, *older = await ask(commands, "which-price-changed", EVER)
+    assert only([newest], "book", "model", "is_changed") == [("cost", "m-sub", True)]
+    assert newest["effective_at"].startswith("2026-02-01")
+    assert newest["follows_card_id"] in {row["card_id"] for row in older if row["book"] == "cost"}
+    assert {(row["book"], row["model"], row["is_changed"]) for row in older} == {
+        ("cost", "m-sub", False), ("charge", None, False),
+    }  # fmt: skip
+
+
+async def test_usage_after_its_month_had_closed_lands_in_the_next(ledger: Ledger, commands: Commands) -> None:
+    await add_price(ledger)
+    await post(ledger, spending("in time", "0.10", "2026-01-10T12:00:00Z"))
+    ledger.close_period("t-alpha", date(2026, 1, 1))
+    await post(ledger, spending("late", "0.30", "2026-01-15T12:00:00Z"))
+    late = await ask(commands, "late-usage-posted", EVER)
+    assert only(late, "tenant_id", "month_of_usage", "posting_period", "charge_currency", "charge_amount", "requests") == [
+        ("t-alpha", "2026-01-01", "2026-02-01", "USD", Decimal("0.3"), 1)
+    ]  # fmt: skip
+
+
+async def test_a_budget_at_85_percent_is_nearly_exhausted_and_one_at_8_is_not(
+    ledger: Ledger, commands: Commands
+) -> None:
+    await add_price(ledger)
+    await set_budget(ledger, budget_id="small", limit="1.00")
+    await set_budget(ledger, budget_id="large", limit="10.00", feature="chat")
+    await post(ledger, spending("a", "0.85"))
+    full = await ask(commands, "budgets-nearly-exhausted")
+    assert only(full, "tenant_id", "budget_id", "window_start", "posted", "remaining", "share_used") == [
+        ("t-alpha", "small", "2026-03-01", Decimal("0.85"), Decimal("0.15"), Decimal("0.85"))
+    ]
+
+
+async def test_causes_come_to_what_a_budget_is_above_its_limit(ledger: Ledger, commands: Commands) -> None:
+    """1.25 spent in March without a reservation, of 1.00; then 0.20 above by a lower limit of 0.80."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="1.00")
+    await post(ledger, spending("a", "1.25"))
+    await set_budget(ledger, limit="0.80")
+    over = await ask(commands, "overruns-by-cause", EVER)
+    assert only(over, "budget_id", "window_start", "cause", "excess", "movements") == [
+        ("b", "2026-03-01", "unreserved", Decimal("0.25"), 1),
+        ("b", "2026-03-01", "limit", Decimal("0.2"), 1),
+    ]
+
+
+async def test_idle_time_of_a_node_is_told_in_money(ledger: Ledger, commands: Commands, tmp_path: Path) -> None:
+    """36 USD an hour, a cent a second: an hour with a call of 10 s leaves 3,590 s and 35.90 idle. gpu-8 has no rate."""
+    await ledger.add_price("m-own", provider="vllm", input="1.00", output="2.00")
+    rate = NodeRate(
+        gpu_model="H100", gpu_count=8, hourly_price=Decimal(36), currency="USD",
+        effective_at=parse_rfc3339("2026-01-01T00:00:00Z"), source_address="https://cloud.example/h100",
+        checked_on=date(2026, 11, 30),
+    )  # fmt: skip
+    async with await connect(ledger.database.url_for("tallystick_operator")) as operator:
+        await save_node_rates(operator, [rate], "ada")
+    hour = {"starts_at": "2026-01-15T09:00:00Z", "ends_at": "2026-01-15T10:00:00Z"}
+    call = make_event(
+        "e", source=NODE, provider="vllm", model="m-own", requested_model=..., flavour="vllm.chat", node_id="gpu-7",
+        usage={"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}, time="2026-01-15T09:30:10Z",
+        prefill_ms=1_000, decode_ms=9_000,
+    )  # fmt: skip
+    await post(
+        ledger,
+        make_window("w-7", **hour),
+        make_window("w-8", node_id="gpu-8", gpu_model="L4", gpu_count=1, **hour),
+        call,
+    )
+    await asyncio.to_thread(rolled_up, ledger, tmp_path, "fct_gpu_allocation_hourly")
+    idle = await ask(commands, "nodes-without-work", EVER)
+    assert only(idle, "node_id", "currency", "windows", "covered_hours", "bill_amount", "idle_amount") == [
+        ("gpu-7", "USD", 1, 1, 36, Decimal("35.9")),
+        ("gpu-8", "", 1, 1, None, None),
+    ]
+    assert only(idle, "idle_hours", "hours_without_rate") == [(Decimal("1.00"), 0), (1, 1)]
+
+
+async def test_a_correction_names_who_made_it_and_why(ledger: Ledger, commands: Commands) -> None:
+    await add_price(ledger)
+    await post(ledger, spending("a", "0.30"), spending("b", "0.10"))
+    async with await connect(ledger.database.url_for("tallystick_writer")) as writer:
+        for request_id, reason in (("req-a", "sent by mistake"), ("req-b", "a test")):
+            await correct(writer, Wanted(Reverse(Request("t-alpha", request_id))), actor="ada", reason=reason)
+    made = await ask(commands, "who-approved")
+    assert only(made, "request_id", "kind", "actor", "second_person", "reason", "entry_count") == [
+        ("req-b", "reverse", "ada", None, "a test", 1),
+        ("req-a", "reverse", "ada", None, "sent by mistake", 1),
+    ]
+    assert only(await ask(commands, "who-approved", "request=req-a"), "reason") == [("sent by mistake",)]
+
+
+async def test_gateway_and_node_that_differ_are_counted_by_pair(ledger: Ledger, commands: Commands) -> None:
+    """The node says 90 tokens of r-1 where the gateway said 100; both say the same of r-2."""
+    await add_price(ledger)
+    usage = {"prompt_tokens": 90, "completion_tokens": 10, "total_tokens": 100}
+    await post(
+        ledger,
+        make_event("g-1", request_id="r-1"),
+        make_event("g-2", request_id="r-2"),
+    )
+    await ledger.post(
+        make_event("n-1", source=NODE, request_id="r-1", usage=usage),
+        make_event("n-2", source=NODE, request_id="r-2"),
+        received_at=RECEIVED,
+    )
+    pairs = await ask(commands, "gateway-against-node", EVER)
+    assert only(pairs, "tenant_id", "stood_source", "said_source", "pairs", "charge_apart", "charge_currency") == [
+        ("t-alpha", "gateway://eu-1", "node://gpu-7", 1, Decimal("-0.00001"), "USD")
+    ]
