@@ -24,8 +24,9 @@ held as (
 
 select
     format(
-        'budget %s%s, window of %s: holds %s posted, %s requests and %s tokens unpriced, the ledger says %s, %s and %s',
-        budget_id, case when group_key <> '' then ' ' || group_key end, window_start,
+        'budget %s%s of %s, window of %s: holds %s posted, %s requests and %s tokens unpriced, the ledger says %s, %s and %s',
+        budget_id, case when group_key <> '' then ' ' || group_key end,
+        coalesce('tenant ' || coalesce(k.tenant_id, f.tenant_id), 'all tenants'), window_start,
         trim_scale(coalesce(k.posted, 0)), coalesce(k.unpriced_count, 0), coalesce(k.unpriced_tokens, 0),
         trim_scale(coalesce(f.posted, 0)), coalesce(f.unpriced_count, 0), coalesce(f.unpriced_tokens, 0)
     ) as failure
@@ -40,8 +41,9 @@ union all
 
 select
     format(
-        'budget %s%s, window of %s: says %s held, its reservations hold %s', budget_id,
-        case when group_key <> '' then ' ' || group_key end, window_start, trim_scale(coalesce(w.held, 0)),
+        'budget %s%s of %s, window of %s: says %s held, its reservations hold %s', budget_id,
+        case when group_key <> '' then ' ' || group_key end, coalesce('tenant ' || w.tenant_id, 'all tenants'), window_start,
+        trim_scale(coalesce(w.held, 0)),
         trim_scale(coalesce(h.held, 0))
     )
 from quotas.windows as w

@@ -8,6 +8,7 @@ from ledger import closing
 from ledger.database import connect
 from ledger.retention import export_month, retire_month
 from tallystick.refold import Refold, added, refold
+from tallystick.rollup import run_rollup
 from tallystick.verify import verify
 from tests.dbt.conftest import Marts
 from tests.dbt.test_rollup import set_up, usage
@@ -67,6 +68,53 @@ async def test_the_refold_is_part_of_the_proof_of_everything(marts: Marts) -> No
     assert [failure.part for failure in whole.failures] == ["marts"]
     assert "the mart says evidence_count 1, the ledger 0" in whole.failures[0].text
     assert whole.checked["mart buckets"] >= 3
+
+
+async def test_a_micro_unit_in_any_one_copy_is_found_with_its_tenant_and_time(marts: Marts) -> None:
+    """A dollar and 2 dollars of t-alpha and t-beta at ten; each copy is broken by a millionth in turn and made right again."""
+    await set_up(marts)
+    marts.ledger.add_tenant("t-beta")
+    await marts.post(
+        make_event("a", time="2026-01-15T10:14:00Z", usage=usage(1_000_000)),
+        make_event("b", time="2026-01-15T10:14:00Z", usage=usage(2_000_000), tenant_id="t-beta"),
+    )
+    buckets = {
+        "fct_usage_15min": "quarter hour 2026-01-15 10:00 UTC",
+        "fct_usage_hourly": "hour 2026-01-15 10:00 UTC",
+        "fct_cost_daily": "local day 2026-01-15",
+    }
+    run_rollup(marts.url, marts.home, select=(*buckets, "fct_signals_5min"))
+    marts.ledger.superuser.execute("set session_replication_role = replica")
+
+    def said(table: str, column: str, where: str, *, is_refolded: bool = False) -> list[str]:
+        """What is found while one row of a copy is a micro-unit too high."""
+        change = f"update {table} set {column} = {column} {{}} 0.000001 where tenant_id = 't-beta' and {where}"
+        assert marts.ledger.superuser.execute(change.format("+").encode()).rowcount == 1
+        proof = verify(marts.ledger.database.url_for("tallystick_operator"))
+        if is_refolded:
+            assert proof.ok, proof.failures
+            proof = added(proof, refold(marts.url, marts.home, marts=("fct_signals_5min",)))
+        marts.ledger.superuser.execute(change.format("-").encode())
+        return [failure.text for failure in proof.failures]
+
+    def about(mart: str, bucket: str, copy: str, ledger: str) -> str:
+        return (
+            f"{mart}: tenant t-beta, {bucket}: the mart says charge {copy} USD, cost 2 USD, 1 requests;"
+            f" the ledger says {ledger}, 2, 1"
+        )
+
+    for mart, bucket in buckets.items():
+        assert said(f"marts.{mart}", "charge_amount", "true") == [about(mart, bucket, "2.000001", "2")]
+    (signals,) = said("marts.fct_signals_5min", "charge_amount", "true", is_refolded=True)
+    assert signals.startswith("fct_signals_5min: tenant t-beta, from 2026-01-15 10:10 UTC, ")
+    assert signals.endswith("the mart says charge_amount 2.000001, the ledger 2.000000")
+    window, total = said("quotas.windows", "posted", "budget_id = 'totals-charge'")
+    assert window.startswith('budget totals-charge ["t-beta", "USD"] of tenant t-beta, window of 2026-01-01: holds 2.000001')
+    assert total == "tenant t-beta, 2026-01, USD: budget totals-charge says 2.000001, the ledger 2"
+    entry = said("ledger.entries", "charge_amount", "true")
+    assert entry[0].endswith("the rows of batch 1 in 2026-01 differ from what was posted: entry 65537 of tenant t-beta was changed")
+    assert {about(mart, bucket, "2", "2.000001") for mart, bucket in buckets.items()} <= set(entry)
+    assert verify(marts.ledger.database.url_for("tallystick_operator")).ok
 
 
 async def test_days_of_a_month_that_left_are_held_against_its_seal(marts: Marts, tmp_path: Path) -> None:
