@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 import yaml
@@ -38,6 +38,9 @@ from tallystick.rollup import run_rollup
 from tallystick.settings import CHECKOUT, Settings
 from tallystick.stack import MADE_BY_DEMO, Stack
 from tallystick.verify import Proof, verify
+
+if TYPE_CHECKING:
+    from tallystick.month_end import MonthEnd
 
 DATA: Final = CHECKOUT / "data"
 TRACES: Final = (
@@ -76,9 +79,10 @@ class Summary:
     events_per_second: str
 
 
-def demo(settings: Settings, console: Console) -> None:
+def demo(settings: Settings, console: Console, *, with_month_end: bool = False) -> None:
     """Run the main job on real input and print what a person wants to see; write `demo-summary.json` into the home.
 
+    With a month end, its invoices are PDFs in `month-end` of the home, with a FOCUS file beside them.
     Errors: DemoFailed where the stores disagree; EmbeddedError, RollupError and their like, each with one clear line.
     """
     started = time.monotonic()
@@ -108,15 +112,20 @@ def demo(settings: Settings, console: Console) -> None:
             with psycopg.connect(stack.url_for(OPERATOR), autocommit=True) as connection:
                 summary = _summary(connection, sent, seconds)
                 tables = [*_costs(connection)]
+            ended = _month_end(stack, settings.home, bars) if with_month_end else None
             step = bars.add_task("stopping", total=1)
         bars.update(step, description="stopped", completed=1)
     written = settings.home / "demo-summary.json"
     written.write_text(json.dumps(asdict(summary), indent=2) + "\n")
     _print(console, summary, tables, budgets, checks, proof, plan)
+    if ended is not None:
+        _print_month_end(console, ended)
     console.print(
         f"\n{time.monotonic() - started:.0f} seconds in all. The database stays: [bold]{_typed()} sql[/] opens it; figures in {_shown(written)}."
     )
     _refuse_disagreement(summary, checks, proof)
+    if ended is not None:
+        _refuse_false_invoices(ended)
 
 
 # --- From nothing -----------------------------------------------------------------------------------------------------
@@ -249,6 +258,19 @@ def _summary(connection: psycopg.Connection[Any], sent: int, seconds: float) -> 
         budget_posted=amount("select coalesce(sum(posted), 0) from quotas.windows where budget_id = 'totals-charge'"),
         seconds=f"{seconds:.2f}",
         events_per_second=f"{sent / seconds:.0f}",
+    )
+
+
+def _month_end(stack: Stack, home: Path, bars: Progress) -> "MonthEnd":
+    # Imported late: most demos set no page.
+    from tallystick.month_end import month_end
+
+    return _timed(
+        bars,
+        "closing, issuing, writing PDFs",
+        lambda: asyncio.run(
+            month_end(stack.url_for(OPERATOR), DATA / "demo" / "billing.yaml", home / "month-end", ACTOR)
+        ),
     )
 
 
@@ -389,6 +411,30 @@ def _print_proof(console: Console, summary: Summary, proof: Proof) -> None:
         console.print(f"[red]{failure.part}:[/] {failure.text}")
 
 
+def _print_month_end(console: Console, ended: "MonthEnd") -> None:
+    numbers = (Column(name, justify="right") for name in ("usage, exactly", "other", "tax", "due USD"))
+    table = Table("invoice", "tenant", "language", *numbers, box=None, pad_edge=False)
+    for each in ended.invoices:
+        usage = sum((line.exact_amount for line in each.lines if line.kind == "usage"), Decimal(0))
+        other = sum((line.amount for line in each.lines if line.kind != "usage"), Decimal("0.00"))
+        table.add_row(
+            each.number, each.tenant_id, each.language, f"{usage.normalize():f}", f"{other:,f}", f"{each.tax_total:,f}", f"{each.amount_due:,f}"
+        )  # fmt: skip
+    console.print(f"\nMonth end: {ended.month:%B %Y} is closed, sealed and invoiced.")
+    console.print(table, "")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("charge by the ledger's entries", f"{ended.ledger_charge.normalize():f}")
+    table.add_row("usage lines of all invoices, exactly", f"{ended.invoiced_usage.normalize():f}")
+    table.add_row("due on all invoices, with fees, discounts, minimums and tax", f"{ended.amount_due:f}")
+    table.add_row("BilledCost of the FOCUS file", f"{ended.focus_billed.normalize():f}")
+    console.print(table)
+    for text in ended.parked:
+        console.print(f"[red]parked:[/] {text}")
+    console.print(
+        f"PDFs and the FOCUS file are in [bold]{_shown(ended.folder)}[/]; docs/month-end.md says how a month is ended."
+    )
+
+
 def _typed() -> str:
     """Return our command as the reader typed it: in a checkout it is on no search path."""
     return sys.argv[0] if Path(sys.argv[0]).name == "tallystick" else "tallystick"
@@ -409,3 +455,12 @@ def _refuse_disagreement(summary: Summary, checks: CheckReport, proof: Proof) ->
         raise DemoFailed("ledger, marts and budgets differ")
     if checks.failed:
         raise DemoFailed("a check of what arrived failed")
+
+
+def _refuse_false_invoices(ended: "MonthEnd") -> None:
+    if ended.parked:
+        raise DemoFailed(f"not invoiced: {ended.parked[0]}")
+    if ended.invoiced_usage != ended.ledger_charge:
+        raise DemoFailed("the usage lines of the invoices are not what the ledger charged")
+    if ended.focus_billed != ended.amount_due:
+        raise DemoFailed("the FOCUS file is not what the invoices come to")

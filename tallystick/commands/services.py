@@ -46,11 +46,15 @@ def up() -> None:
     run(settings(), _console())
 
 
-def demo() -> None:
+def demo(
+    month_end: Annotated[
+        bool, typer.Option("--month-end", help="Close and invoice its month too: PDFs and a FOCUS file in the home.")
+    ] = False,
+) -> None:
     """Run the main job on real input, from nothing, and prove the result; the database stays."""
     from tallystick.demo import demo as run
 
-    run(settings(), _console())
+    run(settings(), _console(), with_month_end=month_end)
 
 
 def replay(

@@ -1,4 +1,4 @@
-"""What a stranger does: the demo from nothing, twice; the stack until it is stopped, and again after kill -9."""
+"""What a stranger does: the demo from nothing, twice, once to its invoices; the stack until it is stopped, and again after kill -9."""
 
 import json
 import os
@@ -42,9 +42,9 @@ def left_running(home: Path) -> list[str]:
 
 def test_the_demo_runs_from_nothing_twice_and_leaves_its_database_and_no_process(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    for _ in range(2):
+    for options in ([], ["--month-end"]):
         done = subprocess.run(
-            tallystick(home, "demo"),
+            tallystick(home, "demo", *options),
             cwd=CHECKOUT,
             env=environment(home),
             capture_output=True,
@@ -63,6 +63,13 @@ def test_the_demo_runs_from_nothing_twice_and_leaves_its_database_and_no_process
         heads = home / "heads.jsonl"
         assert not heads.exists()
         heads.write_text('{"feed": "api:gone", "number": 1, "hash": "00"}\n')
+    made = sorted((home / "month-end").iterdir())
+    assert [path.name for path in made] == [f"DEMO-{number:06d}.pdf" for number in range(1, 13)] + [
+        "focus.csv",
+        "focus.parquet",
+    ]
+    assert all(path.read_bytes().startswith(b"%PDF-") for path in made[:12])
+    assert "due on all invoices, with fees, discounts, minimums and tax  115.17" in done.stdout
     asked = subprocess.run(
         tallystick(home, "sql", "--format", "json", "select count(*) as entries, sum(charge_amount) as charge from ledger.entries"),
         cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=60, check=True,
