@@ -22,6 +22,7 @@ from tallystick.commands import (
     invoice_files,
     invoices,
     keys,
+    margin,
     names,
     nodes,
     parties,
@@ -53,7 +54,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, invoices, invoice_files, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating, spikes,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, invoices, invoice_files, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating, spikes, margin,
 ):  # fmt: skip
     module.register(app)
 
