@@ -7,7 +7,7 @@ WORKDIR /app
 # The dependencies change less often than the code, so they are a layer of their own.
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 # Empty packages in place of ours: pip refuses to install what names a package that is not there.
-RUN for package in tallystick tallystick/commands api ingest billing quotas ledger migrations; do \
+RUN for package in tallystick tallystick/commands api ingest billing billing/exports quotas ledger migrations; do \
         mkdir -p "$package" && touch "$package/__init__.py" || exit 1; \
     done \
     && pip install --no-cache-dir --constraint constraints.txt --editable '.[warehouse]'

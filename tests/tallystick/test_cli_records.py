@@ -54,13 +54,12 @@ def test_verify_proves_and_heads_are_published(posted: Commands, tmp_path: Path)
     assert broken.err.splitlines()[-1].startswith("tallystick: the ledger does not verify: chain")
 
 
-def test_check_fails_where_somebody_must_act(posted: Commands) -> None:
-    """One of two events is a dead letter: far above one in a hundred."""
-    ran = posted("check")
-    assert ran.code == 1
-    assert ran.err.splitlines()[-1] == "tallystick: the checks failed: dead_letters"
+def test_check_warns_of_a_share_of_few_events(posted: Commands) -> None:
+    """One of two events is a dead letter: far above one in a hundred, but of too few to fail."""
+    ran = posted.ok("check")
+    assert "warn: dead_letters: " in ran.out
     assert "1 request looked at" in ran.out
-    assert posted("check", "--format", "json").json["failed"] is True
+    assert posted.json("check")["failed"] is False
 
 
 def test_sql_reads_the_ledger_digit_for_digit(posted: Commands) -> None:
