@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
@@ -30,96 +31,21 @@ class Margin:
     cost_amount: Decimal
     """By `cost_basis`."""
     cost_basis: Literal["standard", "actual", "part actual", "idle"]
-    """standard: the price that entries name. actual: the share of the nodes' bills. idle: of nodes, which nobody is charged for."""
+    """standard: the price that entries name. actual: the share of the nodes' bills. idle: of nodes, which nobody is charged for.
+    part actual: of some requests the one, of the others the other."""
     standard_amount: Decimal
     margin_amount: Decimal | None
-    """Charge less cost; None where they are in two currencies."""
+    """Charge less cost; None where they are in more than one currency, or one of them is not known at all."""
     request_count: int
-    incomplete_count: int
-    """Requests of which cost, charge or usage is not known: what they come to is in no amount."""
+    cost_unpriced_count: int
+    """Requests whose standard cost is not known and in no amount; so are the next two."""
+    charge_unpriced_count: int
+    usage_missing_count: int
+    unrated_hour_count: int
+    """Hours of nodes that have no rate: their cost is in no amount."""
 
 
-# Standard and actual never meet in one amount of two currencies: nodes that are paid in another one stay at their standard
-# cost. A UTC hour of a node belongs to the month in which it begins in the zone of its tenant.
-_MARGIN: Final = """
-with charged as (
-    select
-        tenant_id, feature, provider, model, charge_currency, cost_currency,
-        sum(charge_amount) as charge_amount,
-        sum(cost_amount) as standard_amount,
-        sum(request_count)::bigint as request_count,
-        sum(greatest(cost_unpriced_count, charge_unpriced_count, usage_missing_count))::bigint as incomplete_count
-    from marts.fct_cost_daily
-    where local_date >= %(month)s and local_date < %(month)s + interval '1 month'
-        and (%(tenant)s::text is null or tenant_id = %(tenant)s)
-    group by 1, 2, 3, 4, 5, 6
-),
-node_hours as (
-    select
-        a.kind, a.tenant_id, a.feature, a.provider, a.model, a.currency,
-        sum(a.node_amount) as node_amount,
-        sum(a.standard_amount) as standard_amount
-    from marts.fct_gpu_allocation_hourly as a
-    join marts.dim_tenants as t on t.tenant_id = a.tenant_id
-    where a.starts_at >= %(month)s::timestamp - interval '1 day'
-        and a.starts_at < %(month)s::timestamp + interval '1 month 1 day'
-        and date_trunc('month', a.starts_at at time zone t.time_zone)::date = %(month)s
-        and (%(tenant)s::text is null or a.tenant_id = %(tenant)s)
-        and a.node_amount is not null
-        and (a.kind = 'idle' or a.kind = 'request' and a.standard_currency in (a.currency, ''))
-    group by 1, 2, 3, 4, 5, 6
-),
--- Usage of one cost in two charge currencies cannot say whose the node was: the first takes it all.
-placed as (
-    select
-        *,
-        row_number() over (
-            partition by tenant_id, feature, provider, model, cost_currency order by charge_amount desc, charge_currency
-        ) as place
-    from charged
-),
-parts as (
-    select
-        c.tenant_id, c.feature, c.provider, c.model, c.charge_currency, c.charge_amount, c.cost_currency,
-        c.standard_amount,
-        c.standard_amount - coalesce(n.standard_amount, 0) + coalesce(n.node_amount, 0) as cost_amount,
-        case
-            when n.tenant_id is null then 'standard'
-            when n.standard_amount = c.standard_amount then 'actual'
-            else 'part actual'
-        end as cost_basis,
-        c.request_count,
-        c.incomplete_count
-    from placed as c
-    left join node_hours as n
-        on n.kind = 'request' and n.tenant_id = c.tenant_id and n.feature = c.feature and n.provider = c.provider
-        and n.model = c.model and n.currency = c.cost_currency and c.place = 1
-    union all
-    select tenant_id, feature, provider, model, '', 0, currency, 0, node_amount, 'idle', 0, 0
-    from node_hours
-    where kind = 'idle'
-)
-select
-    {dimensions},
-    charge_currency,
-    trim_scale(sum(charge_amount)) as charge_amount,
-    cost_currency,
-    trim_scale(sum(cost_amount)) as cost_amount,
-    case
-        when count(distinct cost_basis) = 1 then min(cost_basis)
-        else 'part actual'
-    end as cost_basis,
-    trim_scale(sum(standard_amount)) as standard_amount,
-    case
-        when charge_currency in (cost_currency, '') or cost_currency = ''
-            then trim_scale(sum(charge_amount) - sum(cost_amount))
-    end as margin_amount,
-    sum(request_count)::bigint as request_count,
-    sum(incomplete_count)::bigint as incomplete_count
-from parts
-group by {groups} charge_currency, cost_currency, cost_basis = 'idle'
-order by {groups} charge_currency, cost_currency, cost_basis
-"""
+_MARGIN: Final = (Path(__file__).parent.parent / "margin.sql").read_text()
 
 
 def register(app: typer.Typer) -> None:
@@ -138,7 +64,8 @@ def margin(
     """Show what a month was charged against what it cost, by the local days on which it was used.
 
     Self-hosted models cost their share of the nodes' bills where nodes report (`actual`), the standard price of the
-    price book elsewhere; idle nodes are rows of their own, on who owns them. Currencies are never added.
+    price book elsewhere; idle nodes are rows of their own, on who owns them. Currencies are never added, and what is not known is
+    counted beside: requests without cost, charge or usage, hours of nodes without a rate.
     """
     wanted = [name.strip() for name in by.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in _DIMENSIONS]
@@ -146,9 +73,12 @@ def margin(
         raise CommandError(f"--by: {unknown[0]!r} is none of {', '.join(_DIMENSIONS)}")
     first = month(of_month)
     columns = {"tenant": "tenant_id", "feature": "feature", "provider": "provider", "model": "model"}
-    chosen = [column if name in wanted else f"null::text as {column}" for name, column in columns.items()]
-    groups = "".join(f"{column}, " for name, column in columns.items() if name in wanted)
-    statement = _MARGIN.format(dimensions=",\n    ".join(chosen), groups=groups)
+    kept = [column for name, column in columns.items() if name in wanted]
+    statement = _MARGIN.format(
+        dimensions=", ".join(kept) or "null",
+        groups="".join(f"{column}, " for column in kept),
+        chosen=", ".join(column if column in kept else "null" for column in columns.values()),
+    )
 
     async def read(connection: "Connection") -> list[Margin]:
         cursor = await connection.execute("select to_regclass('marts.fct_gpu_allocation_hourly') is not null")
@@ -169,7 +99,10 @@ def margin(
             "basis": lambda each: each.cost_basis,
             "margin": lambda each: _shown(each),
             "requests": lambda each: each.request_count,
-            "not known": lambda each: each.incomplete_count,
+            "no cost": lambda each: each.cost_unpriced_count,
+            "no charge": lambda each: each.charge_unpriced_count,
+            "no usage": lambda each: each.usage_missing_count,
+            "no rate": lambda each: each.unrated_hour_count,
         },
         empty=f"nothing was used in {first:%Y-%m}",
     )
@@ -177,6 +110,6 @@ def margin(
 
 def _shown(each: Margin) -> str:
     if each.margin_amount is None:
-        return "two currencies"
+        return "not known"
     share = f" ({each.margin_amount / each.charge_amount:.1%})" if each.charge_amount > 0 else ""
     return f"{each.margin_amount:,f} {each.charge_currency or each.cost_currency}".strip() + share

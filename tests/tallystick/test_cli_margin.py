@@ -1,6 +1,7 @@
 """`tallystick margin`: charge against cost by month, naming whose cost it is."""
 
 import asyncio
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -17,10 +18,10 @@ def tokens(into: int, out: int = 0) -> dict[str, int]:
     return {"prompt_tokens": into, "completion_tokens": out, "total_tokens": into + out}
 
 
-def own(event_id: str, end: str, tenant: str, into: int, out: int) -> dict[str, Any]:
+def own(event_id: str, end: str, tenant: str, into: int, out: int, model: str = "m-own") -> dict[str, Any]:
     """A report of gpu-7: a second of prefill, nine of decoding."""
     return make_event(
-        event_id, source=NODE, tenant_id=tenant, provider="vllm", model="m-own", requested_model=..., flavour="vllm.chat",
+        event_id, source=NODE, tenant_id=tenant, provider="vllm", model=model, requested_model=..., flavour="vllm.chat",
         usage=tokens(into, out), time=f"2026-01-15T{end}Z", node_id="gpu-7", prefill_ms=1_000, decode_ms=9_000,
     )  # fmt: skip
 
@@ -75,22 +76,44 @@ def test_charge_stands_against_standard_or_actual_cost_and_idle_nodes_are_rows(c
     assert rows(found) == [
         ("t-alpha", "chat", "m-own", "actual", "0.0024", "0.025", "-0.0226"),
         ("t-alpha", "chat", "m-sub", "standard", "1.25", "1", "0.25"),
-        ("t-alpha", "mail", "", "standard", "0", "0", "0"),
+        ("t-alpha", "mail", "", "standard", "0", "0", None),
         ("t-beta", "chat", "m-own", "actual", "0.0072", "0.075", "-0.0678"),
         (PLATFORM, "", "m-own", "idle", "0", "35.9", "-35.9"),
     ]
-    assert [row["incomplete_count"] for row in found] == [0, 0, 1, 0, 0]
+    counts = ("cost_unpriced_count", "charge_unpriced_count", "usage_missing_count", "unrated_hour_count")
+    assert [tuple(row[name] for name in counts) for row in found] == [
+        (0, 0, 0, 0), (0, 0, 0, 0), (1, 1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0),
+    ]  # fmt: skip
     # 1.25 + 0.0024 + 0.0072 charged; 1 at standard, 0.1 of the node, 35.9 idle: the node's bill is whole in it.
     whole = commands.json("margin", "2026-01", "--by", "")
     assert [(row["cost_basis"], row["charge_amount"], row["cost_amount"]) for row in whole] == [
-        ("idle", "0", "35.9"),
         # What nobody could price has no cost currency.
         ("standard", "0", "0"),
         ("part actual", "1.2596", "1.1"),
+        ("idle", "0", "35.9"),
     ]
     table = commands.ok("margin", "2026-01", "--by", "tenant,model").out
     assert "0.25 USD (20.0%)" in table
     assert commands.ok("margin", "2026-02").out == "nothing was used in 2026-02\n"
+
+
+def test_the_bills_of_nodes_are_whole_though_nothing_else_is_known(commands: Commands) -> None:
+    """A model without a price held the node for 10 s, ten cents; 35.90 was idle: 36 in all. Of the hour after, no rate is known."""
+    asyncio.run(
+        _post(
+            commands,
+            make_window("w-1", tenant_id=PLATFORM, starts_at="2026-01-15T09:00:00Z", ends_at="2026-01-15T10:00:00Z"),
+            make_window(
+                "w-2", tenant_id=PLATFORM, gpu_count=4, starts_at="2026-01-15T10:00:00Z", ends_at="2026-01-15T11:00:00Z"
+            ),
+            own("e-1", "09:30:10", "t-alpha", 1_000, 100, model="m-nobody-knows"),
+        )
+    )
+    cents(commands)
+    commands.ok("rollup")
+    found = commands.json("margin", "2026-01")
+    assert sum(Decimal(row["cost_amount"]) for row in found) == 36
+    assert sum(row["unrated_hour_count"] for row in found) == 1
 
 
 @pytest.mark.parametrize(("given", "says"), [("colour", "--by: 'colour' is none of"), ("tenant,", None)])
