@@ -327,7 +327,7 @@ def _burnt(known: Month, currency: str, most: Decimal) -> tuple[CreditApplied, .
     return tuple(found)
 
 
-# --- Bounds --- ---------------------------------------------------------------------------------------------------
+# --- Bounds -----------------------------------------------------------------------------------------------------------
 
 
 def _beyond(bound: Bound | None, document: Document, before: Decimal | None) -> Iterable[str]:

@@ -86,8 +86,7 @@ grant insert, update, delete on ledger.sequence_marks, ledger.sequence_runs, led
 grant insert, update, delete on ledger.proof_marks, ledger.proof_totals to tallystick_operator;
 grant insert, delete on ledger.proofs to tallystick_operator;
 -- Results are added; runs go after five weeks, and their results with them.
-grant insert, delete on ledger.check_runs to tallystick_operator;
-grant insert on ledger.check_results to tallystick_operator;
+grant insert, delete on ledger.check_runs, ledger.check_results to tallystick_operator;
 grant insert, update on ledger.loads, ledger.load_rows to tallystick_operator;
 -- What was staged and never committed may go; of what was committed, only a person's retention may.
 grant delete on ledger.load_rows to tallystick_operator;
