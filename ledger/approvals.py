@@ -31,6 +31,7 @@ ACTS: Final[dict[str, str]] = {
     "invoices.issue": "issue an invoice",
     "invoices.void": "say that an invoice no longer counts",
     "credit-notes.issue": "give back something of an invoice",
+    "reservations.release": "give back what is held for calls whose usage has not come",
 }
 """The acts that a setting may ask a second person for."""
 

@@ -833,6 +833,11 @@ async def void(connection: Connection, keys: Sequence[Key], *, at: int | None = 
     return await _end(connection, "void", keys, [[None] * 4] * len(keys), at)
 
 
+async def release(connection: Connection, keys: Sequence[Key], *, at: int | None = None) -> list[Change]:
+    """Give back what is held, of calls that have ended too: a person's word that their usage will not come."""
+    return await _end(connection, "release", keys, [[None] * 4] * len(keys), at)
+
+
 async def _end(
     connection: Connection, act: str, keys: Sequence[Key], amounts: Sequence[Sequence[Any]], at: int | None
 ) -> list[Change]:

@@ -34,6 +34,7 @@ from tallystick.commands import (
     records,
     repricing,
     rereading,
+    reservations,
     retention,
     services,
     spikes,
@@ -54,7 +55,7 @@ app = typer.Typer(
 )
 
 for module in (
-    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, grants, invoices, invoice_files, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating, spikes, margin,
+    services, backfill, parties, periods, names, prices, price_comparison, repricing, exchange_rates, nodes, budgets, reservations, grants, invoices, invoice_files, webhooks, keys, readers, records, dead_letters, gaps, canary, statements, corrections, approvals, rereading, retention, subjects, proofs, sql, generating, spikes, margin,
 ):  # fmt: skip
     module.register(app)
 

@@ -598,6 +598,10 @@ begin
             for no key update of w
         ) as k;
         w_held := array_fill(0::numeric, array[cardinality(w_budget)]);
+        -- A correction may have taken something off a limit while this waited for the locks.
+        if (select v.budgets from ledger.versions as v) <> budgets_version then
+            raise exception using errcode = 'TS003', message = 'budgets have changed while the asks were decided';
+        end if;
     end if;
 
     o_scope := a_scope;
@@ -1038,7 +1042,8 @@ end
 $$;
 
 -- Ends what is held: `settle` says that the call has ended and its usage is to come, `void` that there was none. Only what
--- is held moves; of everything else it is told where it stands.
+-- is held moves; of everything else it is told where it stands. `release` is a person's word for usage that will not come: it
+-- ends what awaits an entry too.
 create or replace function quotas.end_reservations(
     act text,
     tenants text[],
@@ -1057,7 +1062,8 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    ended constant text := case act when 'settle' then 'awaiting_entry' when 'void' then 'voided' end;
+    ended constant text := case act when 'settle' then 'awaiting_entry' when 'void' then 'voided' when 'release' then 'voided' end;
+    from_states constant text[] := case act when 'release' then '{held,awaiting_entry}' else '{held}' end;
     now_at timestamptz;
     moved record;
 begin
@@ -1070,10 +1076,15 @@ begin
     for no key update of r;
 
     return query
-    select a.n, case when r.state = 'held' then ended else r.state end, r.state = 'held', r.expires_at
+    select
+        a.n,
+        case when r.state = any (from_states) then ended else r.state end,
+        r.state = any (from_states),
+        r.expires_at
     from unnest(tenants, ids) with ordinality as a (tenant_id, reservation_id, n)
     join quotas.reservations as r using (tenant_id, reservation_id);
 
+    -- What becomes of each is found beside its own row: a list of all holds would be read through once for each.
     with said as materialized (
         select distinct on (a.tenant_id, a.reservation_id) a.*
         from unnest(tenants, ids, charges, costs, inputs, outputs)
@@ -1081,62 +1092,66 @@ begin
         order by a.tenant_id, a.reservation_id
     ),
 
-    holds as materialized (
-        select
-            r.tenant_id,
-            r.reservation_id,
-            h.place,
-            h.budget_id,
-            h.group_key,
-            h.window_start,
-            least(
-                h.reserved,
-                case
-                    when act = 'settle' then
-                        case b.unit
-                            when 'charge' then s.charge
-                            when 'cost' then s.cost
-                            when 'input_tokens' then s.input_tokens
-                            when 'output_tokens' then s.output_tokens
-                            when 'total_tokens' then s.input_tokens + s.output_tokens
-                        end
-                end
-            ) as stated,
-            quotas.hold_of(r.state, h.reserved, h.stated, h.posted_under) as before,
-            h.reserved,
-            h.posted_under
+    closing as materialized (
+        select s.tenant_id, s.reservation_id, r.budget_ids, r.group_keys, r.window_starts, h.stated, h.changes
         from said as s
-        join quotas.reservations as r using (tenant_id, reservation_id)
-        cross join lateral unnest(r.budget_ids, r.group_keys, r.window_starts, r.reserved, r.stated, r.posted_under)
-            with ordinality as h (budget_id, group_key, window_start, reserved, stated, posted_under, place)
-        join quotas.budgets as b on b.budget_id = h.budget_id
-        where r.state = 'held'
+        -- `offset 0` makes it a look-up by key for each, whatever the planner believes.
+        cross join lateral (
+            select *
+            from quotas.reservations as q
+            where q.tenant_id = s.tenant_id and q.reservation_id = s.reservation_id and q.state = any (from_states)
+            offset 0
+        ) as r
+        cross join lateral (
+            select
+                array_agg(k.stated order by k.place) as stated,
+                array_agg(
+                    quotas.hold_of(ended, k.reserved, k.stated, k.posted_under)
+                    - quotas.hold_of(r.state, k.reserved, k.stated_before, k.posted_under)
+                    order by k.place
+                ) as changes
+            from (
+                select
+                    u.place,
+                    u.reserved,
+                    u.stated as stated_before,
+                    u.posted_under,
+                    least(
+                        u.reserved,
+                        case
+                            when act = 'settle' then
+                                case b.unit
+                                    when 'charge' then s.charge
+                                    when 'cost' then s.cost
+                                    when 'input_tokens' then s.input_tokens
+                                    when 'output_tokens' then s.output_tokens
+                                    when 'total_tokens' then s.input_tokens + s.output_tokens
+                                end
+                        end
+                    ) as stated
+                from unnest(r.budget_ids, r.reserved, r.stated, r.posted_under) with ordinality
+                    as u (budget_id, reserved, stated, posted_under, place)
+                join quotas.budgets as b on b.budget_id = u.budget_id
+            ) as k
+        ) as h
     ),
 
     written as (
         update quotas.reservations as r
-        set
-            state = ended,
-            ended_at = now_at,
-            stated = case
-                when act = 'settle' then
-                    (
-                        select array_agg(h.stated order by h.place)
-                        from holds as h
-                        where h.tenant_id = r.tenant_id and h.reservation_id = r.reservation_id
-                    )
-            end
-        from said as s
-        where r.tenant_id = s.tenant_id and r.reservation_id = s.reservation_id and r.state = 'held'
+        set state = ended, ended_at = coalesce(r.ended_at, now_at), stated = case when act = 'settle' then c.stated else r.stated end
+        from closing as c
+        where r.tenant_id = c.tenant_id and r.reservation_id = c.reservation_id
     )
 
     select
-        array_agg(h.budget_id) as budget_ids,
-        array_agg(h.group_key) as group_keys,
-        array_agg(h.window_start) as window_starts,
-        array_agg(quotas.hold_of(ended, h.reserved, h.stated, h.posted_under) - h.before) as changes
+        array_agg(u.budget_id) as budget_ids,
+        array_agg(u.group_key) as group_keys,
+        array_agg(u.window_start) as window_starts,
+        array_agg(u.change) as changes
     into moved
-    from holds as h;
+    from closing as c
+    cross join lateral unnest(c.budget_ids, c.group_keys, c.window_starts, c.changes)
+        as u (budget_id, group_key, window_start, change);
     if moved.budget_ids is not null then
         perform quotas.change_holds(moved.budget_ids, moved.group_keys, moved.window_starts, moved.changes);
     end if;

@@ -1,5 +1,6 @@
 """Reservations: who may spend, what is held for them, and what gives it back."""
 
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -845,3 +846,42 @@ async def test_no_call_reads_all_reservations_however_young_its_plans(ledger: Le
     await until(lambda: ledger.value("select count(*) from pg_stat_activity where datname = current_database()") == 1)
     read = ledger.value("select seq_tup_read from pg_stat_user_tables where relid = 'quotas.reservations'::regclass")
     assert read < 1_000, f"{read} reservations were read one after the other"
+
+
+async def test_ending_many_calls_handles_no_more_rows_for_each_than_ending_few(ledger: Ledger) -> None:
+    """Rows that pass through the plan in which `end_reservations` finds what changes, for 40 calls and for 160."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="100")
+    await set_budget(ledger, budget_id="calls", unit="requests", limit="1000")
+    body = ledger.value("select prosrc from pg_proc where proname = 'end_reservations'")
+    statement = body[body.index("with said") : body.index("if moved.")].replace("into moved", "")
+    kinds = {
+        "act": "text", "ended": "text", "from_states": "text[]", "now_at": "timestamptz", "tenants": "text[]", "ids": "text[]",
+        "charges": "numeric[]", "costs": "numeric[]", "inputs": "bigint[]", "outputs": "bigint[]",
+    }  # fmt: skip
+    statement = re.sub(rf"\b({'|'.join(kinds)})\b(?!')", lambda name: f"%({name[1]})s::{kinds[name[1]]}", statement)
+    counts = []
+    async with Desk(ledger) as desk, await connect(ledger.database.url) as superuser:
+        for setting in ("seqscan", "hashjoin", "mergejoin"):
+            await superuser.execute(f"set enable_{setting} = off")
+        for count in (40, 160):
+            names = [f"{count}-{number}" for number in range(count)]
+            await desk.reserve(*(make_ask(name, "0.01", input_tokens=1) for name in names))
+            values = {
+                "act": "settle", "ended": "awaiting_entry", "from_states": ["held"], "now_at": from_micros(desk.at),
+                "tenants": ["t-alpha"] * count, "ids": names, "charges": [Decimal("0.004")] * count,
+                "costs": [None] * count, "inputs": [1] * count, "outputs": [None] * count,
+            }  # fmt: skip
+            cursor = await superuser.execute(f"explain (analyze, format json) {statement}", values)
+            row = await cursor.fetchone()
+            assert row is not None
+            counts.append(passed(row[0][0]["Plan"]) / count)
+            held = ledger.value("select count(*) from quotas.reservations where state = 'awaiting_entry'")
+            assert held == sum((40, 160)[: len(counts)]), "the statement is the one that ends them"
+    assert counts[1] < 1.2 * counts[0], counts
+
+
+def passed(plan: dict[str, Any]) -> int:
+    """Return how many rows a node gave and threw away over all its rounds, and those below it."""
+    seen = sum(value for name, value in plan.items() if name == "Actual Rows" or name.startswith("Rows Removed"))
+    return round(seen * plan["Actual Loops"]) + sum(passed(below) for below in plan.get("Plans", ()))
