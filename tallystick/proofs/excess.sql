@@ -14,6 +14,7 @@ found as (
         w.budget_id,
         w.group_key,
         w.window_start,
+        w.tenant_id,
         case
             when b.hardness = 'hard' and l.limit_amount is not null then greatest(w.posted + w.held - l.limit_amount, 0)
             else 0
@@ -26,8 +27,9 @@ found as (
 
 select
     format(
-        'budget %s%s, window of %s: is %s above its limit, the noted causes sum to %s',
-        budget_id, case when group_key <> '' then ' ' || group_key end, window_start,
+        'budget %s%s of %s, window of %s: is %s above its limit, the noted causes sum to %s',
+        budget_id, case when group_key <> '' then ' ' || group_key end, coalesce('tenant ' || f.tenant_id, 'all tenants'),
+        window_start,
         trim_scale(coalesce(f.amount, 0)), trim_scale(coalesce(n.amount, 0))
     ) as failure
 from found as f

@@ -253,7 +253,7 @@ async def test_causes_that_do_not_sum_to_the_excess_are_named(ledger: Ledger) ->
     ledger.superuser.execute("set session_replication_role = replica")
     ledger.superuser.execute("update quotas.excess set change = change / 2 where budget_id = 'b'")
     assert parts(ledger) == {
-        "excess": "budget b, window of 2026-01-01: is 0.00046 above its limit, the noted causes sum to 0.00023"
+        "excess": "budget b of tenant t-alpha, window of 2026-01-01: is 0.00046 above its limit, the noted causes sum to 0.00023"
     }
 
 
