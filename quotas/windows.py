@@ -23,6 +23,11 @@ _LEDGER: Final = """(
         )"""
 
 
+# An array is looked up by index, whatever joins the planner may use: of all budgets only those of the batch's tenants are read.
+_THEIR_BUDGETS: Final = (
+    "(b.tenant_id = any (array(select distinct t.tenant_id from new_rows as t)) or b.tenant_id is null)"
+)
+
 # Usage that was posted under a reservation's name before it was made is none of its own.
 _LEDGER_BY_RESERVATION: Final = """(
             select e.*
@@ -50,8 +55,8 @@ def routines() -> dict[str, str]:
     texts = {
         "{in scope}": in_scope,
         "{written from caused}": (_FOLDER / "written.sql").read_text().strip(),
-        "{movements of new rows}": _movements("new_rows", "true"),
-        "{movements of new rows by reservation}": _movements("new_rows", "true", by_reservation=True),
+        "{movements of new rows}": _movements("new_rows", _THEIR_BUDGETS),
+        "{movements of new rows by reservation}": _movements("new_rows", _THEIR_BUDGETS, by_reservation=True),
         "{movements of the ledger}": _movements(_LEDGER, "(wanted is null or b.budget_id = wanted)"),
         "{movements of the ledger by reservation}": _movements(_LEDGER_BY_RESERVATION, "true", by_reservation=True),
     }
