@@ -150,6 +150,7 @@ async def draft_months(
         if period.is_sealed:
             refusals += _unsealed(charges, period.sealed)
         owned = books.get(tenant_id, Books())
+        refusals += owned.refusals
         known = Month(
             tenant_id=tenant_id,
             month=month,

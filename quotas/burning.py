@@ -22,10 +22,15 @@ class Books:
     grants: Mapping[str, Sequence[Grant]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     """Their descriptions, where they have one."""
+    refusals: Sequence[str] = ()
+    """Why nothing can be issued: a grant of which more was taken than there was."""
 
 
 async def read_books(connection: Connection, tenant_ids: Sequence[str]) -> dict[str, Books]:
-    """Return the grants of those tenants that have any: the sum of all movements is what is left on the books."""
+    """Return the grants of those tenants that have any: the sum of all movements is what is left on the books.
+
+    A sum below zero is told, and keeps the tenant's months from being issued.
+    """
     cursor = await connection.execute(
         """
         select
@@ -41,6 +46,7 @@ async def read_books(connection: Connection, tenant_ids: Sequence[str]) -> dict[
     )
     grants: dict[str, dict[str, list[Grant]]] = {}
     names: dict[str, dict[str, str]] = {}
+    refusals: dict[str, list[str]] = {}
     for (
         tenant_id,
         currency,
@@ -53,9 +59,14 @@ async def read_books(connection: Connection, tenant_ids: Sequence[str]) -> dict[
         model,
         name,
     ) in await cursor.fetchall():
+        if left < 0:
+            refusals.setdefault(tenant_id, []).append(
+                f"grant {grant_id} stands at {amount_text(left)} {currency} on the books: more was revoked, expired or"
+                " burnt than there was; adjust it"
+            )
         grant = Grant(
             grant_id=grant_id,
-            amount=max(left, _ZERO),
+            amount=left,
             effective_at=micros(effective_at),
             expires_at=None if expires_at is None else micros(expires_at),
             priority=priority,
@@ -65,10 +76,11 @@ async def read_books(connection: Connection, tenant_ids: Sequence[str]) -> dict[
         grants.setdefault(tenant_id, {}).setdefault(currency, []).append(grant)
         if name is not None:
             names.setdefault(tenant_id, {})[grant_id] = name
-    return {tenant_id: Books(found, names.get(tenant_id, {})) for tenant_id, found in grants.items()}
+    return {
+        tenant_id: Books(found, names.get(tenant_id, {}), refusals.get(tenant_id, ()))
+        for tenant_id, found in grants.items()
+    }
 
-
-_ZERO: Final = Decimal(0)
 
 _USES: Final = """
 select

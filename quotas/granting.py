@@ -150,8 +150,7 @@ async def revoke_grant(
             if done[:2] != (grant_id, "revoked") or (amount is not None and done[2] != -amount):
                 raise GrantRefused(f"key {key!r} was used for another act")
             return Done(grant_id, done[2], True)
-        balance = await _balance(connection, grant, now)
-        rest = EXACT.subtract(balance.grant.amount, balance.burnt)
+        rest = _rest(grant, await _balance(connection, grant, now))
         wanted = rest if amount is None else amount
         if not wanted.is_finite() or wanted <= 0:
             if amount is None:
@@ -182,8 +181,7 @@ async def adjust_grant(
             if done != (grant_id, "adjusted", amount):
                 raise GrantRefused(f"key {key!r} was used for another act")
             return Done(grant_id, done[2], True)
-        balance = await _balance(connection, grant, now)
-        rest = EXACT.subtract(balance.grant.amount, balance.burnt)
+        rest = _rest(grant, await _balance(connection, grant, now))
         if EXACT.add(rest, amount) < 0:
             raise GrantRefused(
                 f"grant {grant_id} has {amount_text(rest)} left, which {amount_text(amount)} would overdraw"
@@ -241,11 +239,20 @@ async def _book_expiry(connection: Connection, actor: str, grant_id: str, now: i
     key = f"expired:{grant_id}"
     if await _done_before(connection, key) is not None:
         return 0
-    balance = await _balance(connection, await _grant(connection, grant_id), now)
-    if balance.lapsed <= 0:
+    grant = await _grant(connection, grant_id)
+    rest = _rest(grant, await _balance(connection, grant, now))
+    if rest <= 0:
         return 0
-    await _move(connection, actor, "expired", grant_id, EXACT.minus(balance.lapsed), key, None)
+    await _move(connection, actor, "expired", grant_id, EXACT.minus(rest), key, None)
     return 1
+
+
+def _rest(grant: Mapping[str, Any], balance: Balance) -> Decimal:
+    """Return what may still be taken of a grant: neither what usage has burnt, nor what invoices have.
+
+    Invoices burn rounded amounts, and go on to have burnt what a correction has given back since until a credit note says so.
+    """
+    return EXACT.subtract(balance.grant.amount, max(balance.burnt, grant["booked_burnt"]))
 
 
 async def _limits_due(connection: Connection, now: int) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ STATES: Final = (
     "held",  # promised, and may expire
     "awaiting_entry",  # the call has ended; its usage is to come, and nothing expires
     "settled",  # its final usage is in the ledger
-    "voided",  # given back by the caller
+    "voided",  # given back by the caller, or by a person
     "expired",  # given back by the sweep: nobody spoke of it in time
 )
 
@@ -169,13 +169,13 @@ turns = sa.Table(
         "at",
         Instant,
         primary_key=True,
-        comment="When a grant begins or ends: from then on the limit must be set anew.",
+        comment="When a grant begins or ends: from then on the limit must be set anew. 1970: a correction has given back.",
     ),
     sa.Column(
         "lapses",
         Amount,
         nullable=False,
-        comment="What grants that end then had left when the limit was set: taken off the limit from that instant on.",
+        comment="Taken off the limit from then on: what grants that end then had left when it was set, or what was given back since.",
     ),
     sa.CheckConstraint("lapses >= 0", name="lapses_is_not_negative"),
     comment="One row per prepaid budget and instant to come at which what is left of its grants changes by itself.",

@@ -116,6 +116,25 @@ as $$
     where r.tenant_id = d.tenant_id and r.reservation_id = d.reservation_id
 $$;
 
+-- What a correction gives back to a prepaid tenant raises nothing by itself: it may have been paid by a grant that is gone since, or by
+-- none. It is taken off the limit from the beginning of time on, and the limit is due to be set anew, which says what there is.
+-- After the windows: who decides reads the version again once it has their locks.
+create or replace function quotas.withhold(budget_ids text[], amounts numeric[]) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if budget_ids is not null then
+        insert into quotas.turns as t (budget_id, at, lapses)
+        select g.budget_id, 'epoch', g.amount
+        from unnest(budget_ids, amounts) as g (budget_id, amount)
+        order by g.budget_id
+        on conflict (budget_id, at) do update set lapses = t.lapses + excluded.lapses;
+        update ledger.versions set budgets = budgets + 1;
+    end if;
+end
+$$;
+
 -- Moves the budgets with the rows that are inserted, in the same transaction, whoever inserts, and draws the holds of the
 -- reservations that they name. Reservations are locked by key and then windows by key, each written once, so that two
 -- writers wait for each other and never in a circle.
@@ -129,7 +148,25 @@ as $$
 declare
     written_count bigint;
     drawn record;
+    given_back_to text[];
+    given_back numeric[];
 begin
+    if exists (select from new_rows where kind in ('adjustment', 'reversal') and charge_amount < 0) then
+        select array_agg(g.budget_id), array_agg(g.amount)
+        into given_back_to, given_back
+        from (
+            select b.budget_id, -sum(e.charge_amount) as amount
+            from new_rows as e
+            join quotas.budgets as b on b.tenant_id = e.tenant_id and b.currency = e.charge_currency
+            where
+                e.kind in ('adjustment', 'reversal')
+                and e.charge_amount < 0
+                and starts_with(b.budget_id, 'prepaid-')
+                and b.ended_at is null
+            group by b.budget_id
+        ) as g;
+    end if;
+
     if not exists (select from new_rows where reservation_id is not null) then
         with rows as materialized (
             {movements of new rows}
@@ -155,6 +192,7 @@ begin
         {written from caused}
 
         select count(*) into strict written_count from moved;
+        perform quotas.withhold(given_back_to, given_back);
         return null;
     end if;
 
@@ -314,6 +352,7 @@ begin
     if drawn.ids is not null then
         perform quotas.draw_holds(drawn.tenants, drawn.ids, drawn.states, drawn.posted_under, drawn.batch_ids);
     end if;
+    perform quotas.withhold(given_back_to, given_back);
     return null;
 end
 $$;
@@ -405,6 +444,7 @@ revoke update on quotas.windows from tallystick_operator;
 grant insert on quotas.excess, quotas.threshold_notes to tallystick_operator;
 grant usage on all sequences in schema quotas to tallystick_operator;
 revoke all on function quotas.draw_holds from public;
+revoke all on function quotas.withhold from public;
 revoke all on function quotas.fold_windows(text) from public;
 grant execute on function quotas.fold_windows(text) to tallystick_operator;
 revoke all on function quotas.fold_reservations() from public;

@@ -59,21 +59,6 @@ declare
 begin
     perform pg_advisory_xact_lock_shared(7411001);
     select
-        v.parties = parties_version
-        and v.prices = prices_version
-        and v.calendar = calendar_version
-        and v.budgets = budgets_version
-        and n.at >= valid_from
-        and n.at < valid_until,
-        n.at
-    into strict is_valid, looked_at
-    from ledger.versions as v
-    cross join lateral (select coalesce(wanted_at, clock_timestamp()) as at) as n;
-    if not is_valid then
-        return;
-    end if;
-
-    select
         array_agg(k.taken::text order by k.n),
         count(*) = cardinality(w_budget)
         and coalesce(
@@ -99,6 +84,22 @@ begin
     if not fits then
         return;
     end if;
+    -- Once the windows are locked: a correction may have taken something off a limit while this waited for them.
+    select
+        v.parties = parties_version
+        and v.prices = prices_version
+        and v.calendar = calendar_version
+        and v.budgets = budgets_version
+        and n.at >= valid_from
+        and n.at < valid_until,
+        n.at
+    into strict is_valid, looked_at
+    from ledger.versions as v
+    cross join lateral (select coalesce(wanted_at, clock_timestamp()) as at) as n;
+    if not is_valid then
+        return;
+    end if;
+
     decided_at := looked_at;
 
     insert into quotas.reservations (

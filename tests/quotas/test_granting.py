@@ -1,5 +1,6 @@
 """Grants in the database: acts done once, live balances from the ledger, tenants that are held to what is left."""
 
+import asyncio
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -8,16 +9,19 @@ from typing import Any
 import psycopg
 import pytest
 
+from ledger.corrections import Request, Reverse, Wanted, correct
 from ledger.database import Connection, connect
-from ledger.errors import ActRefused
+from ledger.errors import ActRefused, StaleBooks
 from ledger.times import parse_rfc3339
 from quotas import granting
+from quotas.burning import book_burn, read_books
 from quotas.granting import Balances, Done, NewGrant
 from quotas.remaining import remaining
-from quotas.reservations import void
+from quotas.reservations import reserve, void
 from tests.ledger.test_retention import DECEMBER, close, export, retire
-from tests.quotas.support import NOW, Desk, add_price, differences, end_budget, set_budget, spend
+from tests.quotas.support import NOW, Desk, add_price, differences, end_budget, make_ask, set_budget, spend
 from tests.support.ledger import Ledger
+from tests.support.waiting import until
 
 
 def operator(ledger: Ledger) -> Any:
@@ -387,6 +391,121 @@ async def test_shortly_before_a_grant_ends_it_is_known_again_what_lapses(ledger:
         assert await shown(ledger, "2026-03-20T00:00:00Z") == ("15", "5")
         assert await granting.expire_due(connection, "test", now=parse_rfc3339("2026-03-20T00:00:00Z")) == (0, 0)
     assert ledger.rows(lapses) == []
+
+
+async def reverse(ledger: Ledger, event: str) -> None:
+    """Take back what was charged for the request of an event."""
+    async with await connect(ledger.database.url_for("tallystick_writer")) as connection:
+        wanted = Wanted(Reverse(Request("t-alpha", f"req-{event}")), None)
+        await correct(connection, wanted, actor="ann", reason="sent by mistake")
+
+
+async def test_what_is_given_back_of_a_grant_that_is_gone_is_admitted_by_nobody(ledger: Ledger) -> None:
+    """10.00 until the 20th, of which 4.00 are burnt, and 5.00 without an end. The 4.00 are taken back on the 21st: 5.00 remain.
+
+    They free a grant that has expired. Not before somebody looks either, for whoever waits for the window meanwhile too.
+    """
+    await add_price(ledger)
+    await create(ledger, expires_at="2026-03-20T00:00:00Z")
+    await create(ledger, "5", key="k-2", effective_at="2026-03-20T00:00:00Z")
+    await spend(ledger, "e1", "4.00")
+    budget_id = await prepaid(ledger, "2026-03-21T00:00:00Z")
+    assert await shown(ledger, "2026-03-21T00:00:00Z") == ("9", "5")
+    async with Desk(ledger, "2026-03-21T00:00:00Z") as desk:
+        await desk.ask("r0", "0.01")
+        await void(desk.connection, [("t-alpha", "r0")], at=desk.at)
+        await reverse(ledger, "e1")
+        assert await shown(ledger, "2026-03-21T00:00:00Z") == ("5", "5")
+        for name, amount, outcome in (("r1", "5.01", "refused"), ("r2", "5.00", "admitted")):
+            (decision,) = await desk.ask(name, amount)
+            assert decision.outcome == outcome
+        async with await operator(ledger) as connection:
+            assert await granting.expire_due(connection, "test", now=desk.at) == (0, 1)
+            assert await granting.expire_due(connection, "test", now=desk.at) == (0, 0)
+    assert await shown(ledger, "2026-03-21T00:00:00Z") == ("5", "0")
+    assert ledger.rows("select change from quotas.excess where budget_id = %s", budget_id) == []
+    assert differences(ledger) == []
+
+
+async def test_who_waits_while_something_is_given_back_decides_by_what_is_left_then(ledger: Ledger) -> None:
+    """As above; the correction holds the window while 6.00 are asked for, on both ways of deciding: neither is admitted."""
+    await add_price(ledger)
+    await create(ledger, expires_at="2026-03-20T00:00:00Z")
+    await create(ledger, "5", key="k-2", effective_at="2026-03-20T00:00:00Z")
+    await spend(ledger, "e1", "4.00")
+    budget_id = await prepaid(ledger, "2026-03-21T00:00:00Z")
+    async with Desk(ledger, "2026-03-21T00:00:00Z") as desk:
+        await desk.ask("r0", "0.01")
+        await void(desk.connection, [("t-alpha", "r0")], at=desk.at)
+        for known in (desk.known, None):
+            with ledger.database.connect() as holder:
+                # What a correction does, in its order: the window, then what lapses and the version.
+                holder.execute("update quotas.windows set posted = posted - 4 where budget_id = %s", [budget_id])
+                asking = asyncio.create_task(
+                    reserve(
+                        desk.connection, [make_ask(f"r-{known is None}", "6.00")], desk.books, at=desk.at, known=known
+                    )
+                )
+                await until(lambda: ledger.value("select count(*) from pg_locks where not granted") > 0)
+                holder.execute("select quotas.withhold(array[%s], array[4::numeric])", [budget_id])
+                holder.commit()
+            try:
+                (decision,) = await asking
+            except StaleBooks:
+                (decision,) = await desk.ask(f"r-{known is None}", "6.00")
+            assert decision.outcome == "refused"
+            ledger.superuser.execute("update quotas.windows set posted = posted + 4 where budget_id = %s", [budget_id])
+            ledger.superuser.execute("delete from quotas.turns")
+            ledger._raised("budgets")
+            await desk.ask(f"again-{known is None}", "0")
+
+
+async def test_what_is_given_back_of_a_grant_in_force_may_be_spent_once_somebody_has_looked(ledger: Ledger) -> None:
+    await add_price(ledger)
+    await create(ledger)
+    await prepaid(ledger)
+    await spend(ledger, "e1", "4.00")
+    await reverse(ledger, "e1")
+    assert await shown(ledger) == ("6", "6")
+    async with await operator(ledger) as connection:
+        assert await granting.expire_due(connection, "test", now=parse_rfc3339(NOW)) == (0, 0), (
+            "the limit is what it was"
+        )
+    assert await shown(ledger) == ("10", "10")
+
+
+async def test_no_more_is_taken_of_a_grant_than_invoices_have_left(ledger: Ledger) -> None:
+    """10.00, of which an invoice burnt 4.01, a cent more than the usage of 4.005; then its usage is reversed. 5.99 may be revoked."""
+    await add_price(ledger)
+    made = await create(ledger)
+    await spend(ledger, "e1", "4.005")
+    now = parse_rfc3339(NOW)
+    async with await operator(ledger) as connection:
+        await book_burn(
+            connection, "test", made.grant_id, Decimal("-4.01"), month=date(2026, 3, 1), key="i-1", reason="invoice"
+        )
+        await reverse(ledger, "e1")
+        with pytest.raises(ActRefused, match=r"has 5\.99 left, which is less than 6"):
+            await granting.revoke_grant(connection, "test", made.grant_id, key="r", now=now, amount=Decimal(6))
+        with pytest.raises(ActRefused, match=r"has 5\.99 left, which -6 would overdraw"):
+            await granting.adjust_grant(connection, "test", made.grant_id, Decimal(-6), key="a", now=now, reason="r")
+        assert (await granting.revoke_grant(connection, "test", made.grant_id, key="r-2", now=now)).amount == Decimal(
+            "-5.99"
+        )
+
+
+async def test_books_below_zero_are_told_and_not_taken_for_zero(ledger: Ledger) -> None:
+    made = await create(ledger)
+    async with await operator(ledger) as connection:
+        assert (await read_books(connection, ["t-alpha"]))["t-alpha"].refusals == ()
+        await book_burn(
+            connection, "test", made.grant_id, Decimal("-10.01"), month=date(2026, 3, 1), key="i-1", reason="invoice"
+        )
+        books = (await read_books(connection, ["t-alpha"]))["t-alpha"]
+    assert books.grants["USD"][0].amount == Decimal("-0.01")
+    assert books.refusals == [
+        f"grant {made.grant_id} stands at -0.01 USD on the books: more was revoked, expired or burnt than there was; adjust it"
+    ]
 
 
 async def test_only_grants_move_the_limit_of_a_prepaid_tenant(ledger: Ledger) -> None:
