@@ -26,6 +26,7 @@ from ledger.node_windows import COLUMNS as WINDOW_COLUMNS
 from ledger.posting import ROWS_PER_BATCH
 from ledger.retention import digests_hash, manifest_text
 from tallystick.addresses import libpq_url
+from tallystick.issued import broken_digests, broken_documents
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -64,7 +65,7 @@ class Failure:
     """One thing that does not hold."""
 
     part: str
-    """chain, batches, keys, requests, budgets, excess, totals, lines, acts, seals, marts or heads."""
+    """chain, batches, keys, requests, budgets, excess, totals, lines, acts, seals, documents, marts or heads."""
     text: str
 
 
@@ -75,7 +76,7 @@ class Proof:
     failures: list[Failure]
     """At most FAILURES_NAMED_MAX of each part; the last one then says how many more there are."""
     checked: Mapping[str, int]
-    """How many batches, entries, keys, requests, windows and mart rows were held against each other."""
+    """How many batches, entries, keys, requests, windows and documents were held against each other."""
     notes: list[str]
     """What could not be compared yet, such as marts that no run has made."""
     started_at: datetime
@@ -138,7 +139,7 @@ def verify(
     """Recompute everything that can be recomputed; `heads` is a file of published chain heads to hold the chain against.
 
     With `since`, only what was recorded from then on is held against itself: chain, batches, keys and lines. Requests, budgets,
-    seals and marts are about the whole ledger. `url` logs in as tallystick_operator, or as somebody who may read as much. Memory
+    seals, documents and marts are about the whole ledger. `url` logs in as tallystick_operator, or as somebody who may read as much. Memory
     stays bounded whatever the ledger's size; time is linear, since every row is read several times.
     """
     started, started_at = time.monotonic(), datetime.now(UTC)
@@ -156,16 +157,22 @@ def verify(
             told(part)
             failures += _broken(connection, part, scope.filled((PROOFS / f"{part}.sql").read_text()))
         if scope.first_batch:
-            notes.append("requests, budgets, acts, seals and marts are about the whole ledger, and were not looked at")
+            notes.append(
+                "requests, budgets, acts, seals, documents and marts are about the whole ledger, and were not looked at"
+            )
         else:
             told("seals")
             failures += _named("seals", _broken_seals(connection, scope))
             notes += _unsealed(connection)
             notes += _retired(scope)
+            told("documents")
+            digests = beside.submit(broken_digests, url, row[0])
+            documents = list(broken_documents(connection, list(scope.gone)))
             told("marts")
             mart_failures, mart_notes = _broken_marts(connection, scope)
             failures += mart_failures
             notes += mart_notes
+            failures += _named("documents", [*documents, *digests.result()])
         if heads is not None:
             told("heads")
             failures += _named("heads", _broken_heads(connection, heads))
@@ -600,6 +607,7 @@ def _sizes(connection: Connection, scope: _Scope) -> dict[str, int]:
     if not scope.first_batch:
         counted["requests"] = "select count(*) from ledger.requests"
         counted["windows"] = "select count(*) from quotas.windows"
+        counted["documents"] = "select count(*) from billing.documents"
     row = connection.execute(
         scope.filled(f"select {', '.join(f'({statement})' for statement in counted.values())}").encode()
     ).fetchone()
