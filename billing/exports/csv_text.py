@@ -1,4 +1,4 @@
-"""A document as CSV: a row for each line, tax and credit, whose amounts add up to what is due."""
+"""A document as CSV: a row for each line, tax and grant, whose amounts add up to what is due."""
 
 import csv
 import io
@@ -12,19 +12,19 @@ from billing.exports.json_text import minor_units, printed_amount
 from ledger.money import amount_text, currency_exponent
 
 COLUMNS: Final = (
-    "document_kind", "number", "state", "issued_at", "due_date", "tenant_id", "customer_name", "posting_period",
-    "period_start", "period_end", "currency", "corrects_number", "row_kind", "line_no", "description", "service_start",
+    "document_kind", "basis", "document_id", "number", "state", "issued_at", "due_date", "tenant_id", "customer_name",
+    "posting_period", "period_start", "period_end", "currency", "corrects_document_id", "corrects_number", "row_kind", "line_no", "description", "service_start",
     "service_end", "feature", "provider", "model", "meter", "quantity", "unit_price", "per", "tax_category", "tax_rate",
     "exact_amount", "amount", "minor_units",
 )  # fmt: skip
-"""row_kind is the kind of a line (usage, fee, minimum, discount), tax, or credit."""
+"""row_kind is the kind of a line (usage, fee, minimum, discount, owed_back, credit), tax, or grant: what prepaid credit pays."""
 
 # What a spreadsheet takes for a formula, or for the mark that we put before one.
 _FORMULA_STARTS: Final = frozenset("=+-@\t\r\n'|%")
 
 
 def to_csv(documents: Iterable[Document]) -> str:
-    """Return documents as CSV: a head, then a row for each line, tax and credit (negative).
+    """Return documents as CSV: a head, then a row for each line, tax and grant (negative).
 
     Shape: RFC 4180, UTF-8, decimal points, empty for nothing, dates ISO 8601, ends exclusive. Per document the column
     `amount` sums to what is due. A text that a spreadsheet would run as a formula has an apostrophe before it, and so
@@ -48,6 +48,8 @@ def _rows(document: Document) -> Iterator[list[str]]:
     issued_at = document.issued_at
     head = [
         document.kind,
+        document.basis,
+        document.document_id or "",
         safe_text(document.number or ""),
         document.state,
         issued_at.astimezone(UTC).isoformat().replace("+00:00", "Z") if issued_at else "",
@@ -58,6 +60,7 @@ def _rows(document: Document) -> Iterator[list[str]]:
         document.period_start.isoformat(),
         document.period_end.isoformat(),
         document.currency,
+        document.corrects_document_id or "",
         safe_text(document.corrects_number or ""),
     ]
 
@@ -94,5 +97,5 @@ def _rows(document: Document) -> Iterator[list[str]]:
         ]
     for credit in document.credits:
         taken = credit.amount.copy_negate()
-        words = ["credit", "", safe_text(credit.description), *period, *nothing]
+        words = ["grant", "", safe_text(credit.description), *period, *nothing]
         yield [*head, *words, "", "", amount_text(taken), *money(taken)]

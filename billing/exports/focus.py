@@ -154,7 +154,7 @@ def focus_rows(document: Document, charges: Sequence[UsageCharge]) -> list[dict[
             rows.append(_plain_row(document, "Tax", tax.label, EXACT.multiply(tax.amount, signed), "tax"))
     for credit in document.credits:
         taken = EXACT.multiply(credit.amount, Decimal(-sign))
-        rows.append(_plain_row(document, "Credit", credit.description, taken, "credit"))
+        rows.append(_plain_row(document, "Credit", credit.description, taken, "grant"))
     total = _sum(row["BilledCost"] for row in rows)
     due = EXACT.multiply(document.amount_due, signed)
     if total != due:

@@ -50,6 +50,7 @@ def to_object(document: Document) -> dict[str, Any]:
         "currency": document.currency,
         "currency_exponent": exponent,
         "language": document.language,
+        "corrects_document_id": document.corrects_document_id,
         "corrects_number": document.corrects_number,
         "reason": document.reason,
         "notes": list(document.notes),

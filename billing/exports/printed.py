@@ -1,5 +1,6 @@
 """What is printed of a document, in its language: every text, ready for the page. Pure."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from decimal import Decimal
@@ -8,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 from billing.documents import Document, Line, Party
 from billing.exports.words import Words, words_of
+from billing.rounding import plain
 from ledger.money import EXACT, currency_exponent
 
 Printed = Mapping[str, Any]
@@ -46,13 +48,16 @@ def printed(document: Document, *, with_exact: bool = False) -> Printed:
     if document.taxes or document.credits:
         totals.append((words["total"], money(document.total)))
     totals += [
-        (f"{words['credit']}: {words.apart(credit.description)}", money(credit.amount.copy_negate()))
+        (
+            f"{words['credit' if is_invoice else 'credit_back']}: {words.apart(credit.description)}",
+            money(credit.amount.copy_negate()),
+        )
         for credit in document.credits
     ]
     notes = [
         *([words[f"{mark}_note"]] if mark else []),
-        *([f"{words['reason']}: {document.reason}"] if document.reason else []),
-        *(words.apart(note) for note in document.notes),
+        *([f"{words['reason']}: {_reason(document, words)}"] if document.reason else []),
+        *_notes(document, words),
         words["days_note"].format(zone=document.time_zone, currency=document.currency),
         f"{words['digest']}: {document.digest[:_DIGEST_SHOWN]}",
     ]
@@ -95,7 +100,7 @@ def _rows(document: Document, words: Words, places: int) -> list[dict[str, Any]]
         carried = EXACT.add(carried, line.amount)
         rows.append(
             {
-                "text": words.apart(_text(line, words)),
+                "text": words.apart(_text(line, document, words)),
                 "details": _details(line, document, words),
                 "quantity": "" if line.quantity is None else words.number(line.quantity),
                 "price": _price(line, words),
@@ -109,18 +114,54 @@ def _rows(document: Document, words: Words, places: int) -> list[dict[str, Any]]
 def _details(line: Line, document: Document, words: Words) -> list[str]:
     """Return what stands below a line's description: what was used, and when, where that is not the document's period."""
     details = [line.feature or ""]
-    if (line.service_start, line.service_end) != (document.period_start, document.period_end):
+    # What is owed back names its days itself.
+    is_named = line.kind == "owed_back"
+    if not is_named and (line.service_start, line.service_end) != (document.period_start, document.period_end):
         days = words.days(line.service_start, line.service_end)
         details.append(words["late"].format(period=days) if line.is_late(document.period_start) else days)
     return [each for each in details if each]
 
 
-def _text(line: Line, words: Words) -> str:
-    """Return what a line is for: of usage what was counted, in the document's language; of what was agreed as it was agreed."""
-    if line.kind != "usage" or line.meter is None:
-        return line.description
-    counted = words.meter(line.meter)
-    return f"{line.model}: {counted}" if line.model else counted
+_PART: Final = re.compile(r"(.*) \((\d+) of (\d+) days\)", re.DOTALL)
+"""How a fee of less than its whole period is described (`agreements.py`)."""
+
+
+def _text(line: Line, document: Document, words: Words) -> str:
+    """Return what a line is for: in the document's language what we say, and as it was agreed what was agreed."""
+    if line.meter is not None:
+        counted = words.meter(line.meter)
+        return f"{line.model}: {counted}" if line.model else counted
+    period = words.days(line.service_start, line.service_end)
+    if line.kind == "owed_back":
+        # What is placed is of an earlier month; only a draft has more.
+        is_open = line.service_start >= document.period_start
+        return words["owed_back_open"] if is_open else words["owed_back"].format(period=period)
+    if document.basis == "owed_back":
+        return words["given_back"].format(period=period)
+    if line.kind == "credit" and line.corrects_line_no is None:
+        return words["credit_on"].format(number=words.apart(document.corrects_number or ""))
+    part = _PART.fullmatch(line.description) if line.item_id is not None or line.corrects_line_no is not None else None
+    if part is not None:
+        text, days, whole = part.groups()
+        return words["part"].format(text=words.apart(text), days=days, whole=whole)
+    return line.description
+
+
+def _reason(document: Document, words: Words) -> str:
+    """Return why a credit note was issued: in its language what no person wrote."""
+    return words["given_back_reason"] if document.basis == "owed_back" else words.apart(document.reason or "")
+
+
+def _notes(document: Document, words: Words) -> list[str]:
+    """Return the sentences below the sums; those about exchange rates, which say what lines have, in the document's language."""
+    known = {}
+    for line in document.lines:
+        if line.exchange_rate is not None and line.exchange_rate_at is not None:
+            values = {"from_currency": line.charged_currency, "currency": document.currency}
+            rate, at = line.exchange_rate, line.exchange_rate_at.astimezone(UTC).date()
+            english = words_of("en")["exchange_note"].format(**values, rate=f"{plain(rate):f}", day=at.isoformat())
+            known[english] = words["exchange_note"].format(**values, rate=words.number(rate), day=words.day(at))
+    return [words.apart(known.get(note, note)) for note in document.notes]
 
 
 def _price(line: Line, words: Words) -> str:
@@ -141,7 +182,7 @@ def _exact(document: Document, words: Words) -> dict[str, Any]:
         "note": words["exact_note"],
         "head": [words["line"], words["description"], words["exact_amount"]],
         "rows": [
-            [str(number), words.apart(_text(line, words)), words.number(line.exact_amount)]
+            [str(number), words.apart(_text(line, document, words)), words.number(line.exact_amount)]
             for number, line in enumerate(document.lines, 1)
         ],
         "total": [words["subtotal"], words.money(document.exact_subtotal, document.currency)],

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import unicodedata
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -11,11 +12,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from billing.documents import CreditApplied, Party
+from billing.crediting import creditable
+from billing.documents import CreditApplied, Document, Party
+from billing.drafting import Draft, Month, draft_month
 from billing.exports.csv_text import COLUMNS, safe_text, to_csv
 from billing.exports.json_text import SCHEMA, minor_units, printed_amount, to_json
+from billing.exports.printed import printed
 from billing.exports.words import languages, words_of
+from billing.usage_lines import UsageLine
+from ledger.exchange import ExchangeRate, ExchangeRates
+from ledger.times import parse_rfc3339
 from tests.billing.documents import make_document, make_line
+from tests.billing.support import CUSTOMER, fee, tax
 
 GRANT = CreditApplied("grant-1", "Prepaid in January", Decimal("50.00"))
 
@@ -78,11 +86,29 @@ def test_the_amounts_of_a_csv_add_up_to_what_is_due() -> None:
     """54.32 of lines, 10.32 of tax, 50.00 of a grant."""
     document = make_document([make_line("48.22", exact_amount=Decimal("48.215")), make_line("6.10")], credits=[GRANT])
     rows = read(to_csv([document]))
-    assert [row["row_kind"] for row in rows] == ["usage", "usage", "tax", "credit"]
+    assert [row["row_kind"] for row in rows] == ["usage", "usage", "tax", "grant"]
     assert sum(Decimal(row["amount"]) for row in rows) == document.amount_due == Decimal("14.64")
     assert sum(int(row["minor_units"]) for row in rows) == 1464
     assert rows[0]["exact_amount"] == "48.215"
     assert rows[2]["tax_rate"] == "0.19"
+
+
+def test_a_csv_tells_a_line_of_a_credit_note_from_what_goes_into_a_grant() -> None:
+    """10.00 given back of an invoice, 4.00 of it into the grant that had paid: 7.90 in money with its tax."""
+    line = make_line("10.00", kind="credit", quantity=None, unit_price=None, per=None)
+    note = make_document(
+        [line], kind="credit_note", number="NW-C-1", basis="commercial", corrects_document_id="inv-0", due_date=None,
+        corrects_number="NW-0", reason="An hour of outage", credits=[replace(GRANT, amount=Decimal("4.00"))],
+    )  # fmt: skip
+    rows = read(to_csv([note]))
+    assert [(row["row_kind"], row["amount"]) for row in rows] == [
+        ("credit", "10.00"), ("tax", "1.90"), ("grant", "-4.00"),
+    ]  # fmt: skip
+    assert {
+        (row["basis"], row["document_id"], row["corrects_document_id"], row["corrects_number"]) for row in rows
+    } == {("commercial", "inv-1", "inv-0", "NW-0")}
+    found = json.loads(to_json(note))
+    assert (found["basis"], found["corrects_document_id"]) == ("commercial", "inv-0")
 
 
 def test_several_documents_stand_in_one_csv_under_one_head() -> None:
@@ -109,6 +135,93 @@ def test_no_text_of_a_csv_can_be_run_as_a_formula(start: str) -> None:
 def test_numbers_of_a_csv_stay_numbers_when_they_are_negative() -> None:
     rows = read(to_csv([make_document(credits=[replace(GRANT, amount=Decimal("1.00"))])]))
     assert rows[-1]["amount"] == "-1.00"
+
+
+NEGATIVE = UsageLine(
+    "USD", date(2026, 1, 1), None, "openai", "gpt-5-mini", "uncached_input_tokens", Decimal(-5_000_000), Decimal(1), 1_000_000, Decimal(-5)
+)  # fmt: skip
+RATE = ExchangeRate(
+    from_currency="USD", to_currency="EUR", rate=Decimal("0.50"), effective_at=parse_rfc3339("2026-01-01T00:00:00Z"),
+    source_address="https://rates.example", checked_on=date(2026, 1, 1),
+)  # fmt: skip
+FEBRUARY = date(2026, 2, 1)
+
+
+def february(language: str, *billed: Document) -> Draft:
+    """A February that takes back 5.00 of January, of which `billed` are the invoices, and has half a fee; in EUR at 0.5."""
+    known = Month(
+        tenant_id="t-alpha", month=FEBRUARY, time_zone="UTC", entity_id="entity-1", entity_name="Entity", today=FEBRUARY,
+        customers=[replace(CUSTOMER, tax_category="standard", language=language, invoice_currency="EUR")],
+        tax_rates=[tax("0.19", "standard")],
+        items=[fee(amount="2.80", starts_on=date(2026, 2, 15), currency="EUR")],
+        lines=[NEGATIVE],
+        exchange_rates=ExchangeRates([RATE]),
+        creditable={"EUR": [creditable(each, []) for each in billed]},
+    )  # fmt: skip
+    (found,) = draft_month(known)
+    return found
+
+
+WORDS = {
+    "en": (
+        "Given back by credit note for Jan 1 – 31, 2026", "Owed back, on no credit note yet", "Usage of Jan 1 – 31, 2026 given back",
+        "Usage that was billed was corrected later.", "Platform fee (14 of 28 days)",
+        "Amounts in USD at 0.5 EUR for 1 USD, in force since January 1, 2026.",
+    ),
+    "de": (
+        "Mit Gutschrift erstattet für 1.–31. Jan. 2026", "Zu erstatten, noch auf keiner Gutschrift",
+        "Erstattung der Nutzung vom 1.–31. Jan. 2026", "Abgerechnete Nutzung wurde nachträglich berichtigt.",
+        "Platform fee (14 von 28 Tagen)", "Beträge in USD zum Kurs von 0,5 EUR für 1 USD, gültig seit 1. Januar 2026.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", languages())
+def test_what_we_say_of_an_amount_is_said_in_the_language_of_the_document(tag: str) -> None:
+    """Owed back, parts of a fee and rates of exchange: no word of the English description is left, where it is not English."""
+    january = make_document([make_line("9.00")], language=tag)
+    placed, unplaced = february(tag, january), february(tag)
+    (note,) = placed.notes
+    (given,), texts = printed(note)["rows"], printed(placed.document)
+    rows = [_plain(row["text"]) for row in texts["rows"]]
+    said = (
+        rows[-1], _plain(printed(unplaced.document)["rows"][-1]["text"]), _plain(given["text"]), _plain(note_reason(note)),
+        rows[1], _plain(texts["notes"][1]),
+    )  # fmt: skip
+    assert placed.document.lines[-1].kind == "owed_back"
+    assert texts["rows"][-1]["details"] == [], "its days stand in its text"
+    if tag in WORDS:
+        assert said == WORDS[tag]
+    else:
+        for english, here in zip(WORDS["en"], said, strict=True):
+            assert here
+            assert not {"back", "days", "Usage", "Amounts", "credit", "of"} & set(here.split()), (english, here)
+
+
+def note_reason(note: Document) -> str:
+    words = words_of(note.language)
+    (found,) = [text for text in printed(note)["notes"] if text.startswith(f"{words['reason']}: ")]
+    return str(found.removeprefix(f"{words['reason']}: "))
+
+
+def _plain(text: str) -> str:
+    return "".join(mark for mark in text if unicodedata.category(mark) != "Cf").replace("\u2009", " ")
+
+
+@pytest.mark.parametrize("tag", languages())
+def test_a_credit_on_a_whole_invoice_and_into_grants_is_said_in_its_language(tag: str) -> None:
+    line = make_line(
+        "10.00", kind="credit", description="Credit on invoice NW-0", feature=None, provider=None, model=None, meter=None,
+        quantity=None, unit_price=None, per=None,
+    )  # fmt: skip
+    note = make_document(
+        [line], kind="credit_note", basis="commercial", corrects_number="NW-0", reason="=", due_date=None, language=tag,
+        credits=[replace(GRANT, amount=Decimal("4.00"))],
+    )  # fmt: skip
+    shown, words = printed(note), words_of(tag)
+    assert _plain(shown["rows"][0]["text"]) == words["credit_on"].format(number="NW-0")
+    assert [_plain(label) for label, _ in shown["totals"]][-1] == f"{words['credit_back']}: Prepaid in January"
+    assert words["credit"] != words["credit_back"]
 
 
 def test_every_language_has_every_word() -> None:

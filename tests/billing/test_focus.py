@@ -90,7 +90,7 @@ def test_the_rows_of_an_invoice_add_up_to_what_is_due_and_the_rounding_is_a_row(
         "minimum": Decimal(3),
         "rounding": Decimal("-0.004"),
         "tax": Decimal("22.08"),
-        "credit": Decimal(-50),
+        "grant": Decimal(-50),
     }
     # 116.20 + 22.08 - 50.00
     assert frame["BilledCost"].sum() == document.amount_due == Decimal("88.28")
@@ -185,7 +185,7 @@ def test_fees_are_purchases_discounts_and_grants_are_credits() -> None:
     frame = frame_of(*everything())
     kinds = dict(frame.select("x_LineKind", "ChargeCategory").unique().filter(pl.col("x_LineKind") != "usage").rows())
     assert kinds == {
-        "fee": "Purchase", "discount": "Credit", "minimum": "Adjustment", "rounding": "Adjustment", "tax": "Tax", "credit": "Credit",
+        "fee": "Purchase", "discount": "Credit", "minimum": "Adjustment", "rounding": "Adjustment", "tax": "Tax", "grant": "Credit",
     }  # fmt: skip
 
 
