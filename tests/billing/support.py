@@ -51,11 +51,10 @@ def tax(rate: str, category: str = "none") -> TaxRate:
 
 
 def fee(item_id: str = "fee-1", amount: str = "10.00", **more: Any) -> Item:
-    given: dict[str, Any] = {"period": "month", "timing": "arrears", "starts_on": JANUARY, "currency": "USD"}
-    return Item(
-        item_id=item_id, tenant_id="t-alpha", kind="fee", description="Platform fee", amount=Decimal(amount),
-        **{**given, **more},
-    )  # fmt: skip
+    given: dict[str, Any] = {
+        "tenant_id": "t-alpha", "period": "month", "timing": "arrears", "starts_on": JANUARY, "currency": "USD",
+    }  # fmt: skip
+    return Item(item_id=item_id, kind="fee", description="Platform fee", amount=Decimal(amount), **{**given, **more})
 
 
 def discount(item_id: str = "less-1", **more: Any) -> Item:

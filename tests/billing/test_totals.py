@@ -1,6 +1,6 @@
 """What is owed over all documents: the same for any order and delay of the same usage; months end where the tenant's clocks say."""
 
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from tests.billing.support import (
     discount,
     dollars,
     exactly_owed,
+    fee,
     issue,
     issued,
     owed,
@@ -61,6 +62,56 @@ async def test_b059_a_month_ends_at_the_local_midnight(ledger: Ledger, operator:
         )  # fmt: skip
         march, april = await issued(operator, MARCH, name), await issued(operator, APRIL, name)
         assert (march.total, april.total, march.time_zone) == (Decimal("0.20"), Decimal("0.10"), "Europe/Berlin")
+
+
+async def test_b060_the_local_days_of_an_invoice_add_up_to_it(ledger: Ledger, operator: Connection) -> None:
+    """Kathmandu, 5:45 ahead: July 10 has 1, July 11 2 + 4, July 12 8; the invoice of July is 15, and 16 more are August's."""
+    await ledger.add_price(input="1.00", output="1.00")
+    ledger.add_tenant("t-ktm", zone="Asia/Kathmandu")
+    await agree(operator, "t-ktm")
+    times = ("10T18:14:59Z", "10T18:15:00Z", "11T18:14:59Z", "11T18:15:00Z", "31T18:15:00Z")
+    await ledger.post(
+        *(dollars(f"k{n}", str(2**n), f"2026-07-{at}", tenant_id="t-ktm") for n, at in enumerate(times)),
+        received_at="2026-09-15T00:00:00Z",
+    )
+    july = await issued(operator, date(2026, 7, 1), "t-ktm")
+    days = dict(
+        ledger.rows(
+            "select local_date, sum(charge_amount) from ledger.entries where tenant_id = 't-ktm'"
+            " and posting_period = '2026-07-01' group by 1"
+        )
+    )
+    assert days == {date(2026, 7, day): Decimal(amount) for day, amount in ((10, 1), (11, 6), (12, 8))}
+    assert july.exact_subtotal == sum(days.values()) == Decimal(15)
+    assert (await issued(operator, date(2026, 8, 1), "t-ktm")).exact_subtotal == Decimal(16)
+
+
+async def test_b062_days_of_the_calendar_are_counted_across_a_clock_change(
+    ledger: Ledger, operator: Connection
+) -> None:
+    """A trial in Denver from 20 February, 23:30: 30 days end on 22 March, the billing day. A fee of 31.00 has 10 of 31 days of March.
+
+    WRONG: 720 hours end on 23 March, 9 days. Usage until the local midnight of April, 06:00 UTC now and not 07:00, is March's.
+    """
+    await ledger.add_price(input="1.00", output="1.00")
+    ledger.add_tenant("t-den", zone="America/Denver")
+    billing_day = date(2026, 2, 20) + timedelta(days=30)
+    await agree(operator, "t-den", items=[fee(amount="31.00", starts_on=billing_day, tenant_id="t-den")])
+    await ledger.post(
+        dollars("d0", "1", "2026-03-23T05:30:00Z", tenant_id="t-den"),
+        dollars("d1", "2", "2026-04-01T05:59:59.999999Z", tenant_id="t-den"),
+        dollars("d2", "4", "2026-04-01T06:00:00Z", tenant_id="t-den"),
+        received_at=LATER,
+    )
+    march = await issued(operator, MARCH, "t-den")
+    found = {line.kind: (line.service_start, line.service_end, line.amount) for line in march.lines}
+    assert found == {
+        "usage": (MARCH, APRIL, Decimal("3.00")),
+        "fee": (date(2026, 3, 22), APRIL, Decimal("10.00")),
+    }
+    assert ledger.value("select min(local_date) from ledger.entries where tenant_id = 't-den'") == billing_day
+    april = await issued(operator, APRIL, "t-den")
+    assert amounts(april) == {("usage", "2026-04"): Decimal(4), ("fee", "2026-04"): Decimal(31)}
 
 
 async def test_b061_an_event_on_the_boundary_is_on_exactly_one_invoice(priced: Ledger, operator: Connection) -> None:
