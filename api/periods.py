@@ -1,6 +1,6 @@
 """Months over HTTP: list and show them, close and open them again, by the functions that the commands call."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -49,6 +49,10 @@ class PeriodClose(Act, kw_only=True):
     entity_id: str | None = None
     everybody: bool = False
     is_early: Annotated[bool, Meta(description="Although it has not ended; takes a reason.")] = False
+    accept_unknown: Annotated[
+        bool,
+        Meta(description="Although it holds requests without a charge or usage, or open conflicts; takes a reason."),
+    ] = False
     commit: Annotated[bool, Meta(description="Close it; without this, only say what would be.")] = False
 
 
@@ -58,6 +62,10 @@ class CloseReply(Struct):
     preview: Annotated[Sequence[ClosingPeriod], Meta(description="As it was before.")]
     closed: Annotated[Sequence[str], Meta(description="Tenants whose month is closed by this; none without `commit`.")]
     closed_before: Sequence[str]
+    left_open: Annotated[
+        Mapping[str, Sequence[str]],
+        Meta(description="Tenants whose month stays open, and why: nobody knows what some of its usage comes to."),
+    ]
     seals: Annotated[
         Sequence[SealRecord], Meta(description="Made by this, of earlier closes too that were interrupted.")
     ]
@@ -187,11 +195,12 @@ async def show_period(request: Request) -> Response:
     openapi_extra=operation(
         "closePeriods", "Say what a month holds and, with `commit`, close and seal it", tag="periods", scope=_SCOPE,
         answer=CloseReply, body=PeriodClose, is_act=True,
-        example={"preview": [_CONTENTS], "closed": ["t-alpha"], "closed_before": [], "seals": [_SEAL]},
+        example={"preview": [_CONTENTS], "closed": ["t-alpha"], "closed_before": [], "left_open": {}, "seals": [_SEAL]},
         body_example={"month": "2026-11", "tenant_id": "t-alpha", "commit": True},
         description=(
             "No row enters a closed month; late usage goes to the next one. The states flip in one transaction, the seals "
-            "follow in others: whatever an interrupted call leaves is finished by the next, or by the scheduler."
+            "follow in others: whatever an interrupted call leaves is finished by the next, or by the scheduler. A month with "
+            "requests without a charge or usage, or with open conflicts, is in `left_open` and stays as it is."
         ),
     ),
     response_model=None,
@@ -204,19 +213,23 @@ async def close_periods(request: Request) -> Response:
     if (asked.tenant_id is not None) + (asked.entity_id is not None) + asked.everybody != 1:
         raise InvalidRequest("body", "must say whose month: tenant_id, entity_id or everybody")
     whose: dict[str, Any] = {"tenant_id": asked.tenant_id, "entity_id": asked.entity_id}
+    if asked.accept_unknown and not (asked.reason or "").strip():
+        raise InvalidRequest("reason", "is needed to close over what is unknown")
     preview = await act(request, lambda connection: closing.preview_close(connection, month, **whose))
+    waiting = {} if asked.accept_unknown else {each.tenant_id: each.unknown for each in preview if each.unknown}
     if not asked.commit:
-        return answered(CloseReply(preview, [], [each.tenant_id for each in preview if each.state == "closed"], []))
+        before = [each.tenant_id for each in preview if each.state == "closed"]
+        return answered(CloseReply(preview, [], before, waiting, []))
     actor = key.actor if asked.actor is None else f"{asked.actor} ({key.actor})"
     done = await act(
         request,
         lambda connection: closing.close_periods(
-            connection, actor, month, is_early=asked.is_early, reason=asked.reason, **whose
+            connection, actor, month, is_early=asked.is_early, reason=asked.reason, leave_open=waiting, **whose
         ),
     )
     made = await act(request, lambda connection: closing.seal_pending(connection, month=month))
     await act(request, closing.close_partitions)
-    return answered(CloseReply(preview, done.closed, done.closed_before, made))
+    return answered(CloseReply(preview, done.closed, done.closed_before, waiting, made))
 
 
 @router.post(

@@ -50,6 +50,18 @@ class ClosingPeriod:
     dead_letter_count: int
     """Other open dead letters that name the tenant and were set aside since the month began: they may be usage of it."""
 
+    @property
+    def unknown(self) -> Sequence[str]:
+        """What is in the month and keeps its invoice back; later it can be corrected in later months alone."""
+        if self.state != "open":
+            return ()
+        counts = (
+            (self.charge_unpriced_count, "request", "without a charge"),
+            (self.usage_missing_count, "request", "without usage"),
+            (self.conflict_count, "conflict", "open"),
+        )
+        return [f"{count:,} {what}{'' if count == 1 else 's'} {how}" for count, what, how in counts if count]
+
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
@@ -186,8 +198,9 @@ async def close_periods(
     entity_id: str | None = None,
     is_early: bool = False,
     reason: str | None = None,
+    leave_open: Collection[str] = (),
 ) -> Closed:
-    """Close a month of a tenant, of all tenants of an entity, or of all; `seal_pending` is to follow.
+    """Close a month of a tenant, of all tenants of an entity, or of all but `leave_open`; `seal_pending` is to follow.
 
     Late usage goes to the next month from the commit on, also where the grace has not passed; what was recorded before is
     in. Raises ActRefused where a month has not ended, unless the close is early, which takes a reason.
@@ -195,7 +208,9 @@ async def close_periods(
     if is_early and not (reason or "").strip():
         raise ActRefused("an early close needs a reason")
     async with change(connection, "calendar"):
-        chosen = await _chosen(connection, month, tenant_id, entity_id)
+        chosen = [
+            each for each in await _chosen(connection, month, tenant_id, entity_id) if each.tenant_id not in leave_open
+        ]
         cursor = await connection.execute("select clock_timestamp()")
         row = await cursor.fetchone()
         assert row is not None

@@ -55,6 +55,13 @@ NeededReason = Annotated[str, typer.Option("--reason", help="Why, for the record
 CommitOption = Annotated[bool, typer.Option("--commit", help="Post it; without this it is only shown.")]
 OfTenantOption = Annotated[str | None, typer.Option("--tenant", help="Of this tenant only.")]
 TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")]
+TenantMonthArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TENANT] MONTH", help="Whose month, such as 2026-11; MONTH alone with --entity or --all."),
+]
+# The same as options, for whoever would rather name them.
+HiddenTenantOption = Annotated[str | None, typer.Option("--tenant", hidden=True, help="Whose month.")]
+HiddenMonthOption = Annotated[str | None, typer.Option("--month", hidden=True, help="Which month.")]
 MonthArgument = Annotated[str, typer.Argument(metavar="MONTH", help="Such as 2026-11.")]
 OfMonthOption = Annotated[str | None, typer.Option("--month", help="Of this month only, such as 2026-11.")]
 
@@ -160,6 +167,24 @@ def day(text: str) -> date:
         return date.fromisoformat(text)
     except ValueError:
         raise CommandError(f"{text!r} is not a date such as 2026-12-31") from None
+
+
+def whose_month(
+    words: Sequence[str] | None, tenant: str | None, of_month: str | None, *, entity: str | None, everybody: bool
+) -> tuple[str | None, str]:
+    """Return the tenant, None for several, and the month of `[TENANT] MONTH`, of which each may be given as an option too."""
+    given = list(words or ())
+    if of_month is None and given:
+        of_month = given.pop()
+    if tenant is None and given:
+        tenant = given.pop()
+    if given:
+        raise CommandError(f"{given[-1]!r} is a word too many: say TENANT MONTH, or MONTH with --entity or --all")
+    if (tenant is not None) + (entity is not None) + everybody != 1:
+        raise CommandError("say whose month it is: TENANT MONTH, or MONTH with --entity or --all")
+    if of_month is None:
+        raise CommandError("say which month, such as 2026-11")
+    return tenant, of_month
 
 
 def month(text: str) -> date:

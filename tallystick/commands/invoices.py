@@ -17,12 +17,15 @@ from tallystick.commands.common import (
     CommandError,
     Format,
     FormatOption,
+    HiddenMonthOption,
+    HiddenTenantOption,
     MonthArgument,
     NeededReason,
     OfMonthOption,
     OfTenantOption,
     ReasonOption,
     TenantArgument,
+    TenantMonthArgument,
     acting,
     amount,
     cell,
@@ -38,6 +41,7 @@ from tallystick.commands.common import (
     say,
     second_person_acts,
     show,
+    whose_month,
     with_connection,
 )
 
@@ -189,8 +193,9 @@ def draft_invoice(tenant: TenantArgument, of_month: MonthArgument, format: Forma
 
 @invoice.command("issue")
 def issue_invoice(
-    tenant: Annotated[str | None, typer.Argument(metavar="[TENANT]", help="Whose; or --all or --entity.")] = None,
-    of_month: Annotated[str | None, typer.Option("--month", help="Such as 2026-11.")] = None,
+    words: TenantMonthArgument = None,
+    tenant: HiddenTenantOption = None,
+    of_month: HiddenMonthOption = None,
     everybody: Annotated[bool, typer.Option("--all", help="Of all tenants.")] = False,
     entity: Annotated[str | None, typer.Option("--entity", help="Of all tenants that this entity invoices.")] = None,
     digest: Annotated[
@@ -206,10 +211,7 @@ def issue_invoice(
     """Issue a closed month of one tenant or of many; whom something keeps back is parked, and the others go on."""
     from billing.issuing import Terms, issue_all, issue_month
 
-    if of_month is None:
-        raise CommandError("say which month: --month 2026-11")
-    if (tenant is not None) + everybody + (entity is not None) != 1:
-        raise CommandError("say whose month it is: a tenant, --entity or --all")
+    tenant, of_month = whose_month(words, tenant, of_month, entity=entity, everybody=everybody)
     first = month(of_month)
     terms = Terms(acting(actor), reason, second_person_acts(), accept_bounds)
 

@@ -12,12 +12,15 @@ from tallystick.commands.common import (
     CommandError,
     Format,
     FormatOption,
+    HiddenMonthOption,
+    HiddenTenantOption,
     MonthArgument,
     NeededReason,
     OfMonthOption,
     OfTenantOption,
     ReasonOption,
     TenantArgument,
+    TenantMonthArgument,
     acting,
     cell,
     counted,
@@ -33,6 +36,7 @@ from tallystick.commands.common import (
     second_person_acts,
     settings,
     show,
+    whose_month,
     with_connection,
 )
 
@@ -162,40 +166,67 @@ def _contents(found: "ClosingPeriod") -> list[tuple[str, str]]:
 
 @period.command("close")
 def close_period(
-    of_month: MonthArgument,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant.")] = None,
+    words: TenantMonthArgument = None,
+    tenant: HiddenTenantOption = None,
+    of_month: HiddenMonthOption = None,
     entity: Annotated[str | None, typer.Option("--entity", help="Of all tenants that this entity invoices.")] = None,
     everybody: Annotated[bool, typer.Option("--all", help="Of all tenants.")] = False,
     early: Annotated[bool, typer.Option("--early", help="Although it has not ended; takes a reason.")] = False,
+    accept_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--accept-unknown",
+            help="Although it holds requests without a charge or usage, or open conflicts; takes a reason.",
+        ),
+    ] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Close it; without this, only show what would be.")] = False,
     reason: ReasonOption = None,
     format: FormatOption = Format.table,
     actor: ActorOption = None,
 ) -> None:
-    """Say what a month holds and, with --commit, close and seal it: no row enters it any more."""
+    """Say what a month holds and, with --commit, close and seal it: no row enters it any more.
+
+    A month with usage that nobody can bill yet stays open, and the others are closed.
+    """
     from ledger import closing
 
-    if (tenant is not None) + (entity is not None) + everybody != 1:
-        raise CommandError("say whose month it is: --tenant, --entity or --all")
+    tenant, of_month = whose_month(words, tenant, of_month, entity=entity, everybody=everybody)
     if early and not (reason or "").strip():
         raise CommandError("an early close needs a --reason")
+    if accept_unknown and not (reason or "").strip():
+        raise CommandError("closing over what is unknown needs a --reason")
     first = month(of_month)
     who = acting(actor)
     preview = with_connection(
         lambda connection: closing.preview_close(connection, first, tenant_id=tenant, entity_id=entity)
     )
+    waiting = {} if accept_unknown else {each.tenant_id: each.unknown for each in preview if each.unknown}
     if format is Format.table:
         _show_preview(preview)
     if not commit:
         if format is Format.json:
-            print_json({"preview": plain(preview), "closed": [], "seals": []})
-        else:
-            say("nothing is closed yet: --commit closes")
+            print_json({"preview": plain(preview), "closed": [], "left_open": waiting, "seals": []})
+            return
+        for each, unknown in waiting.items():
+            note(f"{each} would stay open: {', '.join(unknown)}")
+        say("nothing is closed yet: --commit closes")
         return
+    if tenant in waiting:
+        raise CommandError(
+            f"period {of_month} of tenant {tenant} stays open: {', '.join(waiting[tenant])};"
+            " mend them, or --accept-unknown with a reason"
+        )
 
     async def close(connection: "Connection") -> "tuple[closing.Closed, list[SealRecord], list[date], list[date]]":
         done = await closing.close_periods(
-            connection, who, first, tenant_id=tenant, entity_id=entity, is_early=early, reason=reason
+            connection,
+            who,
+            first,
+            tenant_id=tenant,
+            entity_id=entity,
+            is_early=early,
+            reason=reason,
+            leave_open=waiting,
         )
         # What an interrupted run left of this month is sealed too.
         made = await closing.seal_pending(connection, month=first)
@@ -203,8 +234,12 @@ def close_period(
 
     done, made, partitions, busy = with_connection(close)
     if format is Format.json:
-        print_json({"preview": plain(preview), "closed": list(done.closed), "seals": plain(made)})
+        print_json({"preview": plain(preview), "closed": list(done.closed), "left_open": waiting, "seals": plain(made)})
         return
+    for each, unknown in waiting.items():
+        note(f"{each} stays open: {', '.join(unknown)}")
+    if waiting:
+        note("mend them and close again, or --accept-unknown with a reason")
     if done.closed_before:
         note(f"closed before: {', '.join(done.closed_before)}")
     say(f"closed {first:%Y-%m} of {counted(len(done.closed), 'tenant')}, made {counted(len(made), 'seal')}")

@@ -47,6 +47,19 @@ async def test_a_close_is_shown_and_then_done(world: Ledger) -> None:
     ]
 
 
+async def test_a_month_with_what_nobody_can_bill_stays_open_unless_somebody_says_why(world: Ledger) -> None:
+    token, gateway = await make_key(world, "periods:write"), await make_key(world, source=GATEWAY)
+    async with site(world) as here:
+        ask = Asking(here, token)
+        await here.send(make_event("x", model="m-unknown"), token=gateway)
+        done = (await ask.post("/v1/periods:close", month="2026-01", everybody=True, commit=True)).json()
+        assert (done["closed"], done["left_open"]) == (["t-beta"], {"t-alpha": ["1 request without a charge"]})
+        alone = {"month": "2026-01", "tenant_id": "t-alpha", "commit": True, "accept_unknown": True}
+        assert problem(await ask.post("/v1/periods:close", **alone)) == "invalid-request"
+        done = (await ask.post("/v1/periods:close", **alone, reason="billed in February")).json()
+        assert (done["closed"], done["left_open"]) == (["t-alpha"], {})
+
+
 async def test_opening_again_may_wait_for_a_second_person(world: Ledger) -> None:
     token = await make_key(world, "periods:write")
     async with site(world, second_person=frozenset({"periods.reopen"})) as here:

@@ -10,6 +10,7 @@ from tests.support.databases import Database
 from tests.support.ledger import Ledger
 from tests.tallystick.commands import Commands
 
+WHOSE = "say whose month it is: TENANT MONTH, or MONTH with --entity or --all"
 FILE = """
 issuers:
   - {entity: entity-1, from: 2020-01-01, name: Northwind, address: [Street 1], country: DE, invoice_prefix: NW-,
@@ -52,9 +53,9 @@ def test_a_month_from_agreement_to_credit_note(billed: Commands, tmp_path: Path)
     stale = billed("invoice", "issue", "t-alpha", "--month", "2026-01", "--digest", "0" * 64)
     assert "is no longer the one with digest 000000000000: look at it again" in stale.line
     digest = drafted["document"]["digest"]
-    said = billed.ok("invoice", "issue", "t-alpha", "--month", "2026-01", "--digest", digest).out
+    said = billed.ok("invoice", "issue", "t-alpha", "2026-01", "--digest", digest).out
     assert said == "issued NW-000001: 8.40 USD, due 8.40 USD\n"
-    again = billed.ok("invoice", "issue", "--all", "--month", "2026-01").out
+    again = billed.ok("invoice", "issue", "--all", "2026-01").out
     assert again == "0 issued; 1 issued before\n"
     shown = billed.ok("invoice", "show", "NW-000001").out
     assert "VAT 20 % on 7.00  1.40 USD" in shown
@@ -90,11 +91,18 @@ def test_a_void_is_said_and_makes_room_for_another(billed: Commands, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("invoice", "issue", "t-alpha"), "say which month: --month 2026-11"),
-        (("invoice", "issue", "--month", "2026-01"), "say whose month it is: a tenant, --entity or --all"),
+        (("invoice", "issue", "t-alpha"), WHOSE),
+        (("invoice", "issue", "--month", "2026-01"), WHOSE),
+        (("invoice", "issue", "2026-01"), WHOSE),
+        (("invoice", "issue", "--all"), "say which month, such as 2026-11"),
+        (
+            ("invoice", "issue", "t-alpha", "2026-01", "2026-02"),
+            "'t-alpha' is a word too many: say TENANT MONTH, or MONTH with --entity or --all",
+        ),
+        (("invoice", "issue", "2026-01", "t-alpha"), "'t-alpha' is not a month such as 2026-12"),
         (
             ("invoice", "issue", "t-alpha", "--all", "--month", "2026-01"),
-            "say whose month it is: a tenant, --entity or --all",
+            WHOSE,
         ),
         (("invoice", "issue", "--all", "--month", "2026-01", "--digest", "x"), "a digest is of one tenant's draft"),
         (("invoice", "show", "NW-1"), "there is no document 'NW-1'"),

@@ -4,13 +4,17 @@ from datetime import UTC, date, datetime
 
 import pytest
 
+from tests.billing.support import LATER, dollars
+from tests.factories import make_event
+from tests.support.ledger import Ledger
 from tests.tallystick.commands import Commands
 
+WHOSE = "say whose month it is: TENANT MONTH, or MONTH with --entity or --all"
 THIS_MONTH = f"{datetime.now(UTC):%Y-%m}"
 
 
 def test_a_close_shows_what_it_closes_and_closes_with_commit(with_tenant: Commands) -> None:
-    shown = with_tenant.ok("period", "close", "2026-09", "--tenant", "acme").out
+    shown = with_tenant.ok("period", "close", "acme", "2026-09").out
     assert "requests           0, 0 of them estimated" in shown
     assert shown.endswith("nothing is closed yet: --commit closes\n")
     assert [each["state"] for each in with_tenant.json("period", "list", "--month", "2026-09")] == ["open"]
@@ -60,6 +64,41 @@ def test_opening_again_may_need_a_second_person(with_tenant: Commands, monkeypat
     assert row == ("jane", "joe")
 
 
+@pytest.fixture
+async def with_unknown(commands: Commands) -> Commands:
+    """t-alpha has a request of a model without a price and one that says two things; t-beta has 3.00."""
+    made = Ledger(commands.database).add_tenant().add_tenant("t-beta").add_source()
+    try:
+        await made.add_price(input="1.00", output="1.00")
+        await made.post(
+            dollars("a", "1"), make_event("x", model="m-unknown"), dollars("b", "3", tenant_id="t-beta"), received_at=LATER
+        )  # fmt: skip
+        await made.post(dollars("a", "2", request_id="req-a"), received_at=LATER)
+    finally:
+        made.close()
+    return commands
+
+
+def test_a_month_with_what_nobody_can_bill_yet_stays_open_and_the_others_are_closed(with_unknown: Commands) -> None:
+    commands = with_unknown
+    why = "1 request without a charge, 1 conflict open"
+    shown = commands.ok("period", "close", "--all", "2026-01")
+    assert f"t-alpha would stay open: {why}" in shown.err
+    alone = commands("period", "close", "t-alpha", "2026-01", "--commit")
+    assert alone.line == (
+        f"period 2026-01 of tenant t-alpha stays open: {why}; mend them, or --accept-unknown with a reason"
+    )
+    early = commands("period", "close", "t-alpha", "2026-01", "--early", "--reason", "sold", "--commit")
+    assert "stays open" in early.line
+    done = commands.json("period", "close", "--all", "2026-01", "--commit")
+    assert (done["closed"], done["left_open"]) == (["t-beta"], {"t-alpha": why.split(", ")})
+    words = ("period", "close", "t-alpha", "2026-01", "--accept-unknown", "--commit")
+    assert commands(*words).line == "closing over what is unknown needs a --reason"
+    assert "closed 2026-01 of 1 tenant, made 1 seal" in commands.ok(*words, "--reason", "billed in February").out
+    acts = commands.json("acts", "list", "--act", "periods.close")
+    assert [each["reason"] for each in acts] == ["billed in February", None]
+
+
 def test_a_preview_is_read_by_programs(with_tenant: Commands) -> None:
     with_tenant.ok(
         "tenants", "add", "b", "--entity", "entity-1", "--zone", "UTC", "--currency", "EUR", "--since", "2026-09-01"
@@ -78,8 +117,8 @@ def test_a_preview_is_read_by_programs(with_tenant: Commands) -> None:
 def test_refusals_are_one_line(with_tenant: Commands) -> None:
     following = date(2031, 1, 1)
     for words, line in (
-        (("close", "2026-09"), "say whose month it is: --tenant, --entity or --all"),
-        (("close", "2026-09", "--all", "--tenant", "acme"), "say whose month it is: --tenant, --entity or --all"),
+        (("close", "2026-09"), WHOSE),
+        (("close", "2026-09", "--all", "--tenant", "acme"), WHOSE),
         (("close", "2026-13", "--all"), "'2026-13' is not a month such as 2026-12"),
         (("close", f"{following:%Y-%m}", "--all"), "nobody has a period 2031-01"),
         (("close", "2026-09", "--tenant", "nobody"), "there is no tenant 'nobody'"),
