@@ -1,19 +1,28 @@
 {#
 What a tenant's reader sees of a mart: marts.own_<mart>, made with the mart for each one that has tenant_id. As ledger/sql/40_views.sql
 says of entries: with the owner's rights behind a barrier, sifted by login, and values as expressions, of which there are no
-statistics. What we pay a provider is not in it, nor what the mart's meta names in `hidden_from_readers`; a mart that
-hides tenant_id has none, such as those about the platform's own nodes.
+statistics. What we pay a provider is not in it, so no column with `cost` in its name but those that the mart's meta names in
+`shown_to_readers`, as FOCUS calls cost what the tenant is charged; nor what its meta names in `hidden_from_readers`. A mart
+that hides tenant_id has none, such as those about the platform's own nodes.
 #}
 {% macro make_reader_view() %}
     {%- set view = api.Relation.create(
         database=this.database, schema=this.schema, identifier="own_" ~ this.identifier, type="view"
     ) -%}
-    {%- set is_there = is_incremental() and adapter.get_relation(view.database, view.schema, view.identifier) is not none -%}
     {%- set hidden = model.config.meta.get("hidden_from_readers", []) -%}
+    {%- set named = model.config.meta.get("shown_to_readers", []) -%}
+    {%- set is_there = is_incremental() and adapter.get_relation(view.database, view.schema, view.identifier) is not none -%}
+    {%- if execute and is_there and named -%}
+        {#- One that was made before its mart named them lacks them. -#}
+        {%- set has = adapter.get_columns_in_relation(view) | map(attribute="name") | list -%}
+        {%- set is_there = named | reject("in", has) | list | length == 0 -%}
+    {%- endif -%}
     {%- if execute and "tenant_id" in model.columns and "tenant_id" not in hidden and not is_there -%}
     {%- set shown = [] -%}
-    {%- for column in adapter.get_columns_in_relation(this) if "cost" not in column.name and column.name not in hidden -%}
-        {%- do shown.append(column) -%}
+    {%- for column in adapter.get_columns_in_relation(this) if column.name not in hidden -%}
+        {%- if "cost" not in column.name or column.name in named -%}
+            {%- do shown.append(column) -%}
+        {%- endif -%}
     {%- endfor -%}
     drop view if exists {{ view }};
     create view {{ view }}

@@ -59,7 +59,8 @@ async def test_a_reader_sees_its_own_rows_of_each_mart_and_no_cost(marts: Marts)
             for name in owned:
                 hidden = set(tables[name]) - set(views[f"own_{name}"])
                 assert all("cost" in column for column in hidden - {"merged_into", "merged_at"}), name
-                assert not [column for column in views[f"own_{name}"] if "cost" in column], name
+                # FOCUS calls the tenant's own charge a cost.
+                assert {column for column in views[f"own_{name}"] if "cost" in column} <= {"billed_cost"}, name
                 seen = own.execute(f"select distinct tenant_id from marts.own_{name}".encode()).fetchall()
                 assert set(seen) <= {("t-alpha",)}, name
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -68,6 +69,9 @@ async def test_a_reader_sees_its_own_rows_of_each_mart_and_no_cost(marts: Marts)
                 assert own.execute(f"select tenant_id, charge_amount from marts.{name}".encode()).fetchall() == [
                     ("t-alpha", 1)
                 ]
+            assert own.execute(
+                "select tenant_id, sku_meter, billed_cost from marts.own_fct_focus_charges"
+            ).fetchall() == [("t-alpha", "uncached_input_tokens", 1)]
             for name in set(tables) - owned:
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     own.execute(f"select from marts.{name}".encode())
@@ -90,6 +94,19 @@ async def test_the_views_of_readers_are_barriers_that_show_others_nothing(marts:
             connection.execute("select from marts.own_fct_cost_daily")
     with marts.ledger.database.connect("tallystick_rollup") as rollup:
         assert rollup.execute("select count(*) from marts.own_fct_cost_daily").fetchone() == (0,)
+
+
+async def test_a_view_of_before_what_is_shown_was_named_is_made_anew(marts: Marts) -> None:
+    await set_up(marts)
+    await marts.post(make_event("a", usage=usage(1_000_000)))
+    marts.roll_up()
+    marts.ledger.superuser.execute(
+        "drop view marts.own_fct_focus_charges; create view marts.own_fct_focus_charges as select tenant_id"
+        " from marts.fct_focus_charges; alter view marts.own_fct_focus_charges owner to tallystick_rollup"
+    )
+    marts.roll_up()
+    with reader(marts, "t-alpha") as own:
+        assert own.execute("select billed_cost from marts.own_fct_focus_charges").fetchall() == [(1,)]
 
 
 async def test_a_view_that_was_dropped_is_there_after_the_next_run(marts: Marts) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from billing.issuing import issue_month
+from billing.voiding import void_invoice
+from ledger import closing
+from ledger.database import connect
 from migrations import run
 from tallystick.embedded import EmbeddedPostgres
+from tests.billing.support import JANE, agree
 from tests.factories import make_event
 from tests.support.databases import scratch_database
 from tests.support.ledger import Ledger
@@ -120,6 +126,42 @@ async def test_a_reader_cannot_become_another(logins: Logins) -> None:
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 reader.execute(statement.encode())
+
+
+async def test_a_reader_sees_its_own_documents_and_their_lines(own_logins: Logins) -> None:
+    """An invoice of each tenant, voided and issued again for t-alpha; nothing of the other's, by no join or guessed id."""
+    ledger = own_logins.ledger
+    january = date(2026, 1, 1)
+    async with await connect(ledger.database.url_for("tallystick_operator")) as operator:
+        await agree(operator, "t-alpha", SECRET)
+        await closing.close_periods(operator, "jane", january)
+        await closing.seal_pending(operator)
+        for tenant in ("t-alpha", SECRET):
+            await issue_month(operator, tenant, january, JANE)
+        await void_invoice(operator, "jane", "NW-000001", reason="a wrong address")
+        await issue_month(operator, "t-alpha", january, JANE)
+    with own_logins.connect("t-alpha") as reader:
+        documents = "select number, tenant_id, total, is_voided from billing.own_documents order by number"
+        assert reader.execute(documents).fetchall() == [
+            ("NW-000001", "t-alpha", Decimal("0.00"), True), ("NW-000003", "t-alpha", Decimal("0.00"), False),
+        ]  # fmt: skip
+        # 500 tokens at 2.00 and 50 at 8.00 a million, on each of the two.
+        lines = "select document_id, sum(exact_amount) from billing.own_document_lines group by 1"
+        found = reader.execute(lines).fetchall()
+        assert [amount for _, amount in found] == [Decimal("0.0014")] * 2
+        own = {row[0] for row in reader.execute("select document_id from billing.own_documents")}
+        assert {document_id for document_id, _ in found} == own
+        for table in ("documents", "document_lines", "voids", "live_documents", "customers", "parked", "numbers"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                reader.execute(f"select from billing.{table}".encode())
+    with own_logins.connect(SECRET) as reader:
+        assert reader.execute("select number, tenant_id from billing.own_documents").fetchall() == [
+            ("NW-000002", SECRET)
+        ]
+        assert reader.execute(
+            "select count(distinct document_id) from billing.own_document_lines where feature = %s",
+            [f"{SECRET} feature"],
+        ).fetchone() == (1,)
 
 
 async def test_a_reader_without_tenants_sees_nothing(own_logins: Logins) -> None:
