@@ -6,14 +6,14 @@ text, so that an amount is the digits that stand there.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
 import yaml
 
-from billing.agreements import Bound, Customer, Issuer, Item, TaxRate, fee_part
+from billing.agreements import Bound, Customer, Issuer, Item, TaxRate, fee_part, in_force
 from billing.errors import AgreementRefused
 from billing.months import (
     lock_tenants,
@@ -28,6 +28,7 @@ from ledger.contracts import TextLoader
 from ledger.database import Connection, record_act
 from ledger.errors import Unknown
 from ledger.money import CURRENCIES, parse_amount
+from ledger.times import month_after
 
 Agreement = Issuer | Customer | TaxRate | Item | Bound
 Value = TypeVar("Value")
@@ -318,11 +319,12 @@ async def apply_agreements(
 ) -> list[Change]:
     """Bring what is agreed to what a file says, all or none; applying it again changes nothing.
 
-    Raises Unknown for an entity or a tenant that is not there, and AgreementRefused where an item would change what an invoice
-    that counts has billed.
+    Raises Unknown for an entity or a tenant that is not there, and AgreementRefused where an item, or the tax category or
+    currency of a customer, would change what an invoice that counts has billed.
     """
     async with connection.transaction(force_rollback=dry_run):
-        await lock_tenants(connection, sorted({item.tenant_id for item in wanted.items}))
+        tenants = {each.tenant_id for each in wanted.items} | {each.tenant_id for each in wanted.customers}
+        await lock_tenants(connection, sorted(tenants))
         await _check_parties(connection, wanted)
         kept: list[Agreement] = [*await read_issuers(connection), *await read_tax_rates(connection)]
         kept += [*await read_customers(connection), *await read_items(connection), *await read_bounds(connection)]
@@ -337,6 +339,8 @@ async def apply_agreements(
                 continue
             if isinstance(wish, Item):
                 await _check_billed(connection, wish, before if isinstance(before, Item) else None)
+            if isinstance(wish, Customer):
+                await _check_terms(connection, wish, [each for each in kept if isinstance(each, Customer)])
             await _insert(connection, actor, wish)
             outcome: Literal["added", "changed"] = "added" if before is None else "changed"
             changes.append(Change(name, outcome, asdict(wish), None if before is None else asdict(before)))
@@ -365,17 +369,43 @@ async def _check_billed(connection: Connection, wish: Item, before: Item | None)
         raise AgreementRefused(
             f"item {wish.item_id} is a {before.kind} of {before.tenant_id}: give this one another id"
         )
-    cursor = await connection.execute(
-        "select distinct d.posting_period from billing.documents as d where d.tenant_id = %s and d.kind = 'invoice'"
-        " and not exists (select from billing.voids as v where v.document_id = d.document_id) order by 1",
-        [wish.tenant_id],
-    )
-    for (month,) in await cursor.fetchall():
+    for month, *_ in await _invoiced(connection, wish.tenant_id):
         if _effect(wish, month) != _effect(before, month):
             raise AgreementRefused(
                 f"item {wish.item_id}: {month:%Y-%m} of {wish.tenant_id} is invoiced, and it would have been billed otherwise;"
                 " let it begin, or the change, after that, or void the invoice"
             )
+
+
+async def _check_terms(connection: Connection, wish: Customer, kept: Sequence[Customer]) -> None:
+    """Refuse a customer under whose tax category or currency an invoice that counts would have been another one."""
+    own = [each for each in kept if each.tenant_id == wish.tenant_id]
+    for month, numbers, issued_on in await _invoiced(connection, wish.tenant_id):
+        last_day = month_after(month) - timedelta(days=1)
+        # Where none was in force then, the invoice took that of its own day.
+        before = in_force(own, last_day) or in_force(own, issued_on)
+        after = in_force([*own, wish], last_day)
+        if before is None or after is None:
+            continue
+        for what in ("tax_category", "invoice_currency"):
+            old, new = (getattr(each, what) or "that of the charge" for each in (before, after))
+            if old != new:
+                raise AgreementRefused(
+                    f"customer {wish.tenant_id} from {wish.effective_from}: {month:%Y-%m} is invoiced as {numbers} with"
+                    f" {what} {old}, and this says {new}; let it begin after that month, or void the invoice"
+                )
+
+
+async def _invoiced(connection: Connection, tenant_id: str) -> list[tuple[date, str, date]]:
+    """Return the months of a tenant that invoices count for, with their numbers and the first day (UTC) of issue."""
+    cursor = await connection.execute(
+        "select d.posting_period, string_agg(d.number, ', ' order by d.number_value),"
+        " (min(d.issued_at) at time zone 'UTC')::date from billing.documents as d"
+        " where d.tenant_id = %s and d.kind = 'invoice'"
+        " and not exists (select from billing.voids as v where v.document_id = d.document_id) group by 1 order by 1",
+        [tenant_id],
+    )
+    return await cursor.fetchall()
 
 
 def _effect(item: Item | None, month: date) -> Any:

@@ -15,11 +15,11 @@ import psycopg
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from billing.agreements import Issuer
+from billing.agreements import Issuer, in_force
 from billing.documents import Document
 from billing.drafting import Draft
 from billing.errors import IssueRefused
-from billing.months import Drafted, draft_months, lock_tenants, tenants_of
+from billing.months import Drafted, draft_months, lock_tenants, read_issuers, tenants_of
 from billing.store import Issued, insert_documents
 from ledger import failpoints
 from ledger.approvals import Awaiting, second_person
@@ -290,13 +290,23 @@ async def _numbered(
     terms: Terms,
     now: datetime,
 ) -> list[Issued]:
-    """Give documents of one kind their numbers: entities in one order, so that no two runs wait for each other's."""
+    """Give documents of one kind their numbers: entities in one order, so that no two runs wait for each other's.
+
+    A credit note is of whoever issued the invoice that it corrects, though the tenant may have moved to another entity since.
+    """
     found = []
-    for entity_id in sorted({each.of.known.entity_id for each, _, _ in listed}):
-        own = [each for each in listed if each[0].of.known.entity_id == entity_id]
+    issuers = {each.of.known.entity_id: each.of.known.issuer for each, _, _ in listed}
+    entities = sorted({document.issuer.party_id for _, document, _ in listed})
+    if not issuers.keys() >= set(entities):
+        day = now.astimezone(UTC).date()
+        known = await read_issuers(connection)
+        for entity_id in entities:
+            issuers.setdefault(entity_id, in_force([one for one in known if one.entity_id == entity_id], day))
+    for entity_id in entities:
+        own = [each for each in listed if each[1].issuer.party_id == entity_id]
         value = await take_numbers(connection, entity_id, kind, len(own))
         for place, (each, document, issued_with) in enumerate(own):
-            issuer = each.of.known.issuer
+            issuer = issuers[entity_id]
             # A draft without issuer is refused before.
             assert issuer is not None
             found.append(

@@ -13,16 +13,22 @@ from billing.agreement_files import Agreements, apply_agreements, load_agreement
 from billing.agreements import Bound, Item, fee_part
 from billing.errors import AgreementRefused
 from billing.issuing import Terms
-from ledger.database import Connection
-from ledger.errors import Unknown
+from billing.store import read_documents
+from billing.voiding import void_invoice
+from ledger.database import Connection, connect
+from ledger.errors import ActRefused, Unknown
 from ledger.exchange import ExchangeRate
 from ledger.price_store import save_exchange_rates
+from ledger.registry import change_tenant
 from ledger.times import parse_rfc3339
+from tallystick.verify import verify
 from tests.billing.support import (
     CUSTOMER,
     FEBRUARY,
+    ISSUER,
     JANUARY,
     LATER,
+    TODAY,
     agree,
     amounts,
     close,
@@ -32,6 +38,7 @@ from tests.billing.support import (
     fee,
     issue,
     issued,
+    reverse,
     tax,
 )
 from tests.support.ledger import Ledger
@@ -323,3 +330,79 @@ async def test_an_item_changes_nothing_that_is_invoiced(priced: Ledger, operator
     assert (await issued(operator, FEBRUARY)).total == Decimal("11.00")
     with pytest.raises(Unknown, match="there is no tenant 'nobody'"):
         await apply_agreements(operator, "jane", Agreements(items=[replace(fee("x"), tenant_id="nobody")]))
+
+
+# --- What changes backwards in time -------------------------------------------------------------------------------------
+
+
+async def test_a_customer_changed_backwards_leaves_what_is_invoiced_as_it_was(
+    priced: Ledger, operator: Connection
+) -> None:
+    """January is invoiced in USD untaxed. A name may change back to then; a currency or tax of then may not, until it is void."""
+    await agree(operator)
+    await apply_agreements(operator, "jane", Agreements(tax_rates=[tax("0.20", "full")]))
+    await priced.post(dollars("a", "3"), dollars("b", "4", "2026-02-10T00:00:00Z"), received_at=LATER)
+    january = await issued(operator)
+    for change, says in (
+        ({"invoice_currency": "EUR"}, "with invoice_currency that of the charge, and this says EUR"),
+        ({"tax_category": "full"}, "with tax_category none, and this says full"),
+        ({"tax_category": "full", "effective_from": JANUARY}, "with tax_category none, and this says full"),
+        ({"tax_category": "full", "effective_from": date(2026, 1, 31)}, "with tax_category none, and this says full"),
+    ):
+        wish = replace(CUSTOMER, **change)
+        with pytest.raises(AgreementRefused, match=f"2026-01 is invoiced as NW-000001 {says}"):
+            await apply_agreements(operator, "jane", Agreements(customers=[wish]))
+    moved = replace(CUSTOMER, name="Alpha Holding", address=("2 Low Street",), effective_from=JANUARY)
+    taxed = replace(moved, tax_category="full", effective_from=FEBRUARY)
+    await apply_agreements(operator, "jane", Agreements(customers=[moved, taxed]))
+    (kept,) = await read_documents(operator, [january.document_id or ""])
+    assert (kept.customer.name, kept.digest, kept.total) == ("Alpha Ltd", january.digest, Decimal("3.00"))
+    assert (await issue(operator)).result == "issued_before"
+    february = await issued(operator, FEBRUARY)
+    assert (february.customer.name, february.total) == ("Alpha Holding", Decimal("4.80"))
+    await void_invoice(operator, "jane", "NW-000001", reason="it is taxed")
+    await apply_agreements(operator, "jane", Agreements(customers=[replace(moved, tax_category="full")]))
+    again = await issue(operator)
+    assert (again.number, again.total) == ("NW-000003", Decimal("3.60"))
+
+
+async def test_a_customer_whom_nobody_had_described_then_keeps_what_it_was_invoiced_with(
+    ledger: Ledger, operator: Connection
+) -> None:
+    """Described from today on, January is invoiced with that; a description of January that says otherwise is refused."""
+    await ledger.add_price(input="1.00", output="1.00")
+    await agree(operator, effective_from=TODAY)
+    await ledger.post(dollars("a", "3"), received_at=LATER)
+    assert (await issued(operator)).total == Decimal("3.00")
+    wish = replace(CUSTOMER, tax_category="full", effective_from=JANUARY)
+    with pytest.raises(AgreementRefused, match="2026-01 is invoiced as NW-000001 with tax_category none"):
+        await apply_agreements(operator, "jane", Agreements(customers=[wish]))
+    await apply_agreements(operator, "jane", Agreements(customers=[replace(CUSTOMER, effective_from=JANUARY)]))
+
+
+async def test_what_is_owed_back_is_a_note_of_whoever_issued_the_invoice(ledger: Ledger, operator: Connection) -> None:
+    """January's 7 were entity-1's; from February on entity-2 invoices. The note over January has entity-1's name and number."""
+    await ledger.add_price(input="1.00", output="1.00")
+    await agree(operator)
+    ledger.superuser.execute("insert into ledger.entities values ('entity-2', 'Entity Two')")
+    other = replace(ISSUER, entity_id="entity-2", name="Southwind", invoice_prefix="SW-", credit_note_prefix="SW-C-")
+    rate = replace(tax("0"), entity_id="entity-2")
+    await apply_agreements(operator, "jane", Agreements([other], [rate]))
+    await ledger.post(dollars("b", "7"), received_at=LATER)
+    with pytest.raises(ActRefused, match="usage"):
+        await change_tenant(operator, "jane", "t-alpha", JANUARY, entity_id="entity-2")
+    await change_tenant(operator, "jane", "t-alpha", FEBRUARY, entity_id="entity-2")
+    await issued(operator)
+    async with await connect(ledger.database.url_for("tallystick_writer")) as writer:
+        await reverse(writer, "b")
+    await close(operator, FEBRUARY)
+    outcome = await issue(operator, FEBRUARY)
+    assert (outcome.result, outcome.number, outcome.credit_notes) == ("issued", "SW-000001", ("NW-C-000001",))
+    assert ledger.rows(
+        "select entity_id, kind, issuer ->> 'name' from billing.documents order by entity_id, kind desc"
+    ) == [
+        ("entity-1", "invoice", "Northwind Inference GmbH"), ("entity-1", "credit_note", "Northwind Inference GmbH"),
+        ("entity-2", "invoice", "Southwind"),
+    ]  # fmt: skip
+    found = [each.text for each in verify(ledger.database.url_for("tallystick_operator")).failures]
+    assert found == []
