@@ -1,5 +1,5 @@
 {#
-What the signals hold against history. Each number is here and nowhere else; docs/spikes.md says how it was chosen.
+What the signals hold against history.
 #}
 
 {# Days of history that a day is held against. #}
@@ -29,23 +29,81 @@ What an hour must be above its usual amount before anybody is woken, by charge c
     ) as v (charge_currency, minimum_amount)
 {% endmacro %}
 
-{#
-What a signal must reach. `score` and `spend_score`: how unusual; `hits` and `share`: how many calls, and what part of them;
-`calls`: how many a series must have had before its shares mean something.
-#}
+{# What a signal must reach; docs/spikes.md says what each is, and why. `--vars '{signal_limits: {spend_hour: 3}}'` sets others. #}
 {% macro signal_limits() -%}
-    {{ return({"score": 6, "spend_score": 9, "hits": 12, "share": 0.25, "calls": 100}) }}
+    {%- set limits = {
+        "score": 5, "calls_10": 10, "calls_15": 10, "calls_60": 20, "rise": 0.25, "beyond_peak": 1.5, "cache_left": 0.2,
+        "cache_usual": 0.15, "user_share": 0.5, "user_usual": 0.05, "history_calls": 100,
+        "spend_hour": 2.5, "spend_quarter": 2, "spend_score": 5, "spend_calls": 12,
+    } -%}
+    {%- for name, value in var("signal_limits", {}).items() -%}
+        {%- if name not in limits or value is not number or value < 0 -%}
+            {{ exceptions.raise_compiler_error("signal_limits: " ~ name ~ ": no such limit, or not a number from 0 on") }}
+        {%- endif -%}
+        {%- do limits.update({name: value}) -%}
+    {%- endfor -%}
+    {{ return(limits) }}
 {%- endmacro %}
 
-{# Sums of a column over the quarter hour and the hour that end with a bucket of five minutes; see `last_windows`. #}
+{#
+How far so many hits of so many calls are above a share, in standard deviations: the signed root of the likelihood ratio, which
+keeps its meaning for small shares and few calls, where (hits - mean) / deviation does not. With a dispersion of d, d calls say as much as one.
+#}
+{% macro deviations(hits, calls, share, dispersion=1) -%}
+    (
+            case
+                when {{ hits }} <= {{ calls }} * {{ share }} then 0
+                else sqrt(greatest(0, 2 / {{ dispersion }} * (
+                    {{ hits }} * ln({{ hits }} / ({{ calls }} * {{ share }}))
+                    + case
+                        when {{ calls }} > {{ hits }}
+                            then ({{ calls }} - {{ hits }}) * ln(({{ calls }} - {{ hits }}) / ({{ calls }} * (1 - {{ share }})))
+                        else 0
+                    end
+                )))
+            end
+        )
+{%- endmacro %}
+
+{# A share that can be computed with: what never was counts as one call in a hundred. #}
+{% macro between_chances(share, least=0.01) -%}
+    least(greatest({{ share }}, {{ least }}), 0.99)
+{%- endmacro %}
+
+{#
+How much wider hours are spread about their share than chance alone would have it, at least 1: people come in sessions, and
+versions on days. Of sums over hours: hits, calls, their squares, and their products.
+#}
+{% macro dispersion(chance) -%}
+    greatest(1, (squared_hits - 2 * {{ chance }} * hits_by_calls + {{ chance }} * {{ chance }} * squared_calls)
+        / ({{ chance }} * (1 - {{ chance }}) * calls))
+{%- endmacro %}
+
+{# The condition that a row of five minutes is in the history of a day of `touched`. #}
+{% macro is_past_of(row, day) -%}
+    {{ row }}.tenant_id = {{ day }}.tenant_id
+        and {{ row }}.starts_at >= ({{ day }}.date - {{ signal_history_days() }})::timestamp at time zone 'UTC'
+        and {{ row }}.starts_at < {{ day }}.date::timestamp at time zone 'UTC'
+{%- endmacro %}
+
+{# The windows that shares are judged in, in minutes. #}
+{% macro signal_windows() %}{{ return([10, 15, 60]) }}{% endmacro %}
+
+{# Sums of a column over the ten minutes, the quarter hour and the hour that end with a bucket of five minutes; see `last_windows`. #}
 {% macro sums_of_last(column) %}
+        sum({{ column }}) over ten as {{ column }}_10,
         sum({{ column }}) over quarter as {{ column }}_15,
         sum({{ column }}) over hour as {{ column }}_60
 {% endmacro %}
 
 {# The windows of `sums_of_last`, for rows that agree on the columns of `by`. #}
 {% macro last_windows(by, suffix="") -%}
-    quarter{{ suffix }} as (
+    ten{{ suffix }} as (
+            partition by {{ by }}
+            order by starts_at
+            range between interval '5 minutes' preceding and current row
+        ),
+        quarter{{ suffix }} as (
             partition by {{ by }}
             order by starts_at
             range between interval '10 minutes' preceding and current row

@@ -3,6 +3,8 @@
 The first week is history, the second is judged. The detector sees events only; where the injections are stays here.
 """
 
+import csv
+import gzip
 import json
 import math
 import tempfile
@@ -12,7 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any, Final
 
 from ingest.intake import Intake, Message, ease_collection
@@ -76,8 +77,8 @@ class Score:
 
     injections: int
     missed: list[Injection]
-    delays: list[float]
-    """Minutes from the beginning of each caught injection to the end of the five minutes that showed it."""
+    delays: dict[str, list[float]]
+    """By kind of abuse: minutes from the beginning of each that was caught to the end of the five minutes that showed it."""
     false_alarms: list[tuple[str, str, str]]
     """Tenant, kind and time of each."""
     tenant_months: float
@@ -90,25 +91,22 @@ class Score:
     def false_alarms_per_tenant_month(self) -> float:
         return len(self.false_alarms) / self.tenant_months
 
-    @property
-    def median_delay(self) -> float:
-        return median(self.delays) if self.delays else math.inf
-
-    @property
-    def late_delay(self) -> float:
-        """The delay that nine of ten stay within."""
-        ordered = sorted(self.delays)
-        return ordered[math.ceil(0.9 * len(ordered)) - 1] if ordered else math.inf
+    def delay(self, part: float, kind: str | None = None) -> float:
+        """The delay that this part of what was caught, of a kind or of all, stays within."""
+        kinds = self.delays.values() if kind is None else [self.delays.get(kind, [])]
+        ordered = sorted(delay for each in kinds for delay in each)
+        return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.inf
 
     def line(self) -> str:
         by_kind = Counter(each.kind for each in self.missed)
         missed = f" (missed: {', '.join(f'{n} {kind}' for kind, n in sorted(by_kind.items()))})" if by_kind else ""
         kinds = Counter(kind for _, kind, _ in self.false_alarms)
         said = f" ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))})" if kinds else ""
+        late = sum(delay >= 15 for each in self.delays.values() for delay in each)
         return (
             f"recall {self.recall:.2f} of {self.injections} injections{missed}; "
-            f"{self.false_alarms_per_tenant_month:.2f} false alarms per tenant-month{said}; "
-            f"delay: median {self.median_delay:.0f}, nine of ten within {self.late_delay:.0f} minutes"
+            f"{self.false_alarms_per_tenant_month:.2f} false alarms per tenant-month{said}; delay in minutes: median"
+            f" {self.delay(0.5):.0f}, nine of ten {self.delay(0.9):.0f}, longest {self.delay(1):.0f}, {late} not below 15"
         )
 
 
@@ -319,6 +317,51 @@ def _micros(event: Event) -> float:
     return LIFT * (price_in * usage["prompt_tokens"] + price_out * usage["completion_tokens"])
 
 
+# --- Without abuse ---------------------------------------------------------------------------------------------------
+
+CONVERSATION_DAYS: Final = 7
+
+
+def conversations() -> Traffic:
+    """Return a week of a real service's requests (data/ragpulse): its times, lengths and sessions, each of which is a user here."""
+    client = Client("rag", "pulse", rates=(), cvs=(), patterns="", lengths={}, lengths_of=None)
+    events = []
+    with gzip.open(DATA.parent / "ragpulse" / "week.csv.gz", "rt", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            at = MONDAY + int(row["timestamp_s"]) * 1_000_000
+            tokens_in, tokens_out = int(row["input_tokens"]), int(row["output_tokens"])
+            data = {
+                "tenant_id": client.tenant_id,
+                "api_key_id": "key-1",
+                "feature": "assistant",
+                "provider": "synthetic",
+                "requested_model": "synthetic-large-1",
+                "model": "synthetic-large-1",
+                "flavour": "openai.chat",
+                "operation": "chat",
+                "user_hash": row["session_id"],
+                "conversation_id": row["session_id"],
+                "request_id": f"rag-{number}",
+                "status": "ok",
+                "usage": {
+                    "prompt_tokens": tokens_in,
+                    "completion_tokens": tokens_out,
+                    "total_tokens": tokens_in + tokens_out,
+                },
+            }
+            event = {
+                "specversion": "1.0",
+                "type": "llm.usage.v1",
+                "source": SOURCE,
+                "id": f"rag-{number}",
+                "time": from_micros(at).isoformat().replace("+00:00", "Z"),
+                "data": data,
+            }
+            events.append((at, json.dumps(event, separators=(",", ":"))))
+    events.sort()
+    return Traffic([client], events, [])
+
+
 # --- Into a ledger ----------------------------------------------------------------------------------------------------
 
 
@@ -400,9 +443,15 @@ def signals(ledger: Ledger) -> list[Signal]:
 
 
 def judge(found: Sequence[Signal], traffic: Traffic, *, days: int = 14) -> Score:
-    """Hold signals against injections, over the judged days."""
+    """Hold signals against injections, over the judged days.
+
+    A false alarm is a run of signals of one kind for one tenant, with pauses of up to two hours, that no injection explains:
+    one explains those of its own series, or of the whole tenant where either goes over all of it, from its first minute until
+    65 minutes after its last, since the hour's window still holds it.
+    """
     judged_from = MONDAY + days * DAY // 2
-    missed, delays = [], []
+    missed: list[Injection] = []
+    delays: dict[str, list[float]] = defaultdict(list)
     for injection in traffic.injections:
         seen = [
             signal.starts_at + 5 * MINUTE
@@ -416,7 +465,7 @@ def judge(found: Sequence[Signal], traffic: Traffic, *, days: int = 14) -> Score
             and injection.since < signal.starts_at + 5 * MINUTE <= injection.until + 5 * MINUTE
         ]
         if seen:
-            delays.append((min(seen) - injection.since) / MINUTE)
+            delays[injection.kind].append((min(seen) - injection.since) / MINUTE)
         else:
             missed.append(injection)
     alarms: list[tuple[str, str, str]] = []
@@ -424,10 +473,13 @@ def judge(found: Sequence[Signal], traffic: Traffic, *, days: int = 14) -> Score
     for signal in sorted(found, key=lambda each: each.starts_at):
         if signal.starts_at < judged_from:
             continue
-        # The hour's window remembers an injection for an hour after its end.
         if any(
             injection.tenant_id == signal.tenant_id
-            and injection.since - 5 * MINUTE <= signal.starts_at <= injection.until + 65 * MINUTE
+            and (
+                "" in (injection.feature, signal.feature)
+                or (injection.feature, injection.api_key_id) == (signal.feature, signal.api_key_id)
+            )
+            and injection.since - 5 * MINUTE < signal.starts_at <= injection.until + 65 * MINUTE
             for injection in traffic.injections
         ):
             continue
@@ -439,4 +491,17 @@ def judge(found: Sequence[Signal], traffic: Traffic, *, days: int = 14) -> Score
     return Score(len(traffic.injections), missed, delays, alarms, months)
 
 
-__all__ = ["Injection", "Score", "Signal", "Traffic", "judge", "make_traffic", "post", "set_up", "signals"]
+__all__ = [
+    "CAUGHT_BY",
+    "CONVERSATION_DAYS",
+    "Injection",
+    "Score",
+    "Signal",
+    "Traffic",
+    "conversations",
+    "judge",
+    "make_traffic",
+    "post",
+    "set_up",
+    "signals",
+]

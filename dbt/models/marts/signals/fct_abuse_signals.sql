@@ -1,5 +1,6 @@
 {%- set columns = ["tenant_id", "starts_at", "kind", "feature", "api_key_id", "value"] -%}
 {{ config(one_row_per(columns, buckets=["tenant_id", "starts_at"])) }}
+{%- set limits = signal_limits() %}
 
 with touched as (
     {{ touched_buckets(ref('fct_signals_5min')) }}
@@ -46,11 +47,10 @@ series as (
         sum(request_count) as request_count,
         sum(error_count) as error_count,
         sum(retry_count) as retry_count,
-        sum(over_4k_count) as over_4k_count,
         sum(over_16k_count) as over_16k_count,
         sum(over_64k_count) as over_64k_count,
-        sum(input_tokens) as input_tokens,
-        sum(cache_read_tokens) as cache_read_tokens,
+        sum(cacheable_count) as cacheable_count,
+        sum(cacheable_count - cache_read_count) as uncached_count,
         -- In units of the currency's minimum, so that amounts of two currencies can stand in one row.
         sum(charge_amount / coalesce(m.minimum_amount, {{ signal_minimums()[""] }})) as minimums_charged
     from recent
@@ -68,11 +68,10 @@ windowed as (
         {{ sums_of_last('request_count') }},
         {{ sums_of_last('error_count') }},
         {{ sums_of_last('retry_count') }},
-        {{ sums_of_last('over_4k_count') }},
         {{ sums_of_last('over_16k_count') }},
         {{ sums_of_last('over_64k_count') }},
-        {{ sums_of_last('input_tokens') }},
-        {{ sums_of_last('cache_read_tokens') }},
+        {{ sums_of_last('cacheable_count') }},
+        {{ sums_of_last('uncached_count') }},
         {{ sums_of_last('minimums_charged') }}
     from series
     window {{ last_windows("tenant_id, feature, api_key_id") }}
@@ -84,7 +83,7 @@ in_hand as (
     where {{ is_touched("w") }} and {{ is_known("w.tenant_id", "w.date") }}
 ),
 
--- Shares of calls that should stay low, over the quarter hour and over the hour.
+-- Shares of calls that should stay low, over ten minutes, the quarter hour and the hour.
 share_tests as (
     select
         w.tenant_id,
@@ -95,22 +94,25 @@ share_tests as (
         w.feature,
         w.api_key_id,
         '' as value,
-        n.calls,
-        n.hits
+        m.calls::double precision as calls,
+        m.hits::double precision as hits
     from in_hand as w
     cross join lateral (
         values
-            ('errors', 'errors', w.error_count_15, w.error_count_60),
-            ('retries', 'retries', w.retry_count_15, w.retry_count_60),
-            ('long_prompts', 'over_4k', w.over_4k_count_15, w.over_4k_count_60),
-            ('long_prompts', 'over_16k', w.over_16k_count_15, w.over_16k_count_60),
-            ('long_prompts', 'over_64k', w.over_64k_count_15, w.over_64k_count_60)
-    ) as m (kind, measure, hits_15, hits_60)
-    cross join lateral (
-        values
-            (w.request_count_15, m.hits_15),
-            (w.request_count_60, m.hits_60)
-    ) as n (calls, hits)
+            {%- for kind, measure, calls, hits in [
+                ("errors", "errors", "request_count", "error_count"),
+                ("retries", "retries", "request_count", "retry_count"),
+                ("long_prompts", "over_16k", "request_count", "over_16k_count"),
+                ("long_prompts", "over_64k", "request_count", "over_64k_count"),
+                ("cache", "uncached", "cacheable_count", "uncached_count"),
+            ] %}
+            {%- for minutes in signal_windows() %}
+            ('{{ kind }}', '{{ measure }}', w.{{ calls }}_{{ minutes }}, w.{{ hits }}_{{ minutes }}, {{ limits["calls_" ~ minutes] }})
+            {{- "," if not loop.last }}
+            {%- endfor %}{{ "," if not loop.last }}
+            {%- endfor %}
+    ) as m (kind, measure, calls, hits, enough)
+    where m.hits >= m.enough and m.hits >= {{ limits.rise }} * m.calls
 ),
 
 mix_series as (
@@ -142,6 +144,7 @@ mix_windowed as (
         measure,
         value,
         {{ sums_of_last('request_count') }},
+        sum(request_count) over ten_of_all as calls_10,
         sum(request_count) over quarter_of_all as calls_15,
         sum(request_count) over hour_of_all as calls_60
     from mix_series
@@ -161,18 +164,38 @@ mix_tests as (
         m.feature,
         m.api_key_id,
         m.value,
-        n.calls,
-        n.hits
+        n.calls::double precision as calls,
+        n.hits::double precision as hits
     from mix_windowed as m
     cross join lateral (
         values
-            (m.calls_15, m.request_count_15),
-            (m.calls_60, m.request_count_60)
-    ) as n (calls, hits)
-    where {{ is_touched("m") }} and {{ is_known("m.tenant_id", "m.date") }}
+            {%- for minutes in signal_windows() %}
+            (m.calls_{{ minutes }}, m.request_count_{{ minutes }}, {{ limits["calls_" ~ minutes] }}){{ "," if not loop.last }}
+            {%- endfor %}
+    ) as n (calls, hits, enough)
+    where
+        n.hits >= n.enough and n.hits >= {{ limits.rise }} * n.calls
+        and {{ is_touched("m") }} and {{ is_known("m.tenant_id", "m.date") }}
 ),
 
--- How far a share is beyond the largest that hours have had, in standard deviations of so many calls.
+tests as (
+    select * from share_tests
+    union all
+    select
+        tenant_id,
+        date,
+        starts_at,
+        kind,
+        measure,
+        feature,
+        api_key_id,
+        value,
+        calls,
+        hits
+    from mix_tests
+),
+
+-- Beyond what is usual, as widely as hours are spread about it, and beyond what nearly all hours stayed within.
 risen as (
     select
         t.tenant_id,
@@ -181,86 +204,46 @@ risen as (
         t.feature,
         t.api_key_id,
         t.value,
-        t.hits / nullif(t.calls, 0) as observed,
-        coalesce(b.usual, 0) as usual,
+        case when t.kind = 'cache' then 1 - t.hits / t.calls else t.hits / t.calls end as observed,
+        case when t.kind = 'cache' then 1 - c.usual else c.usual end as usual,
         t.calls as sample_count,
-        (t.hits - t.calls * c.high) / sqrt(t.calls * c.high * (1 - c.high) + 1) as score
-    from (
-        select *
-        from (
-            select * from share_tests
-            union all
-            select
-                tenant_id,
-                date,
-                starts_at,
-                kind,
-                measure,
-                feature,
-                api_key_id,
-                value,
-                calls,
-                hits
-            from mix_tests
-        ) as a
-        where hits >= {{ signal_limits().hits }} and hits >= {{ signal_limits().share }} * calls
-    ) as t
+        greatest(p.beyond_peak, {{ deviations("t.hits", "t.calls", "c.chance", "c.dispersion") }}) as score
+    from tests as t
     -- How much the series has called at all: one without history is new, and its shares say nothing.
     cross join lateral (
         select b.sample_count
         from {{ ref('fct_signal_baselines') }} as b
-        where {{ is_baseline_of("b", "t", "'errors'") }}
+        where {{ is_baseline_of("b", "t", "case when t.kind = 'cache' then 'uncached' else 'errors' end") }}
         offset 0
     ) as s
     left join lateral (
         select
             b.usual,
+            b.spread,
             b.peak
         from {{ ref('fct_signal_baselines') }} as b
         where {{ is_baseline_of("b", "t", "t.measure", "t.value") }}
         offset 0
     ) as b on true
     cross join lateral (
-        select least(greatest(coalesce(b.usual, 0), coalesce(b.peak, 0), 0.01), 0.99) as high
-    ) as c
-    where s.sample_count >= {{ signal_limits().calls }}
-),
-
--- A cache that was read from, and is not any more.
-fallen as (
-    select
-        w.tenant_id,
-        w.starts_at,
-        'cache' as kind,
-        w.feature,
-        w.api_key_id,
-        '' as value,
-        n.cached / n.input as observed,
-        b.usual,
-        n.calls as sample_count,
-        (b.usual - n.cached / n.input) / b.usual * sqrt(n.calls) * 1.1 as score
-    from in_hand as w
-    cross join lateral (
-        values
-            (w.request_count_15, nullif(w.input_tokens_15, 0), w.cache_read_tokens_15),
-            (w.request_count_60, nullif(w.input_tokens_60, 0), w.cache_read_tokens_60)
-    ) as n (calls, input, cached)
-    cross join lateral (
         select
-            b.usual,
-            b.peak,
-            b.sample_count
-        from {{ ref('fct_signal_baselines') }} as b
-        where {{ is_baseline_of("b", "w", "'cache'") }}
+            coalesce(b.usual, 0)::double precision as usual,
+            {{ between_chances("coalesce(b.usual, 0)") }}::double precision as chance,
+            {{ between_chances("greatest(b.usual, b.peak, 0)") }}::double precision as high,
+            coalesce(b.spread, 1)::double precision as dispersion
+    ) as c
+    cross join lateral (
+        select {{ deviations("t.hits", "t.calls", "c.high") }} as beyond_peak
         offset 0
-    ) as b
+    ) as p
     where
-        n.calls >= {{ signal_limits().hits }}
-        and n.cached / n.input < 0.2
-        and b.usual >= 0.15
-        and b.sample_count >= {{ signal_limits().calls }}
-        -- Where some hours never read from it, none of it says nothing.
-        and n.cached / n.input < least(b.usual / 10, b.peak / 2)
+        s.sample_count >= {{ limits.history_calls }}
+        and p.beyond_peak >= {{ limits.beyond_peak }}
+        and case
+            when t.kind = 'cache'
+                then 1 - c.usual >= {{ limits.cache_usual }} and t.calls - t.hits <= {{ limits.cache_left }} * (1 - c.usual) * t.calls
+            else t.hits >= (c.usual + {{ limits.rise }}) * t.calls
+        end
 ),
 
 -- A key that the tenant never used before, or never for this, and that takes an amount that is worth a look at once.
@@ -273,9 +256,9 @@ new_keys as (
         w.api_key_id,
         '' as value,
         w.minimums_charged_60 as observed,
-        0::numeric as usual,
+        0 as usual,
         w.request_count_60 as sample_count,
-        6 * w.minimums_charged_60 as score
+        {{ limits.score }} * w.minimums_charged_60 as score
     from in_hand as w
     left join lateral (
         select b.usual
@@ -308,6 +291,7 @@ users as (
         api_key_id,
         subject_id,
         {{ sums_of_last('request_count') }},
+        sum(request_count) over ten_of_all as calls_10,
         sum(request_count) over quarter_of_all as calls_15,
         sum(request_count) over hour_of_all as calls_60
     from user_series
@@ -316,7 +300,7 @@ users as (
         {{ last_windows("tenant_id", "_of_all") }}
 ),
 
--- One user with most of a tenant's calls, where no user ever had so many.
+-- One user with most of a tenant's calls, who never had so many, where no user ever had.
 crowding as (
     select
         u.tenant_id,
@@ -325,39 +309,55 @@ crowding as (
         '' as feature,
         '' as api_key_id,
         u.subject_id::text as value,
-        n.hits / nullif(n.calls, 0) as observed,
-        b.usual,
+        n.hits / n.calls as observed,
+        coalesce(o.usual, 0) as usual,
         n.calls as sample_count,
-        -- One test for a tenant and not one for each of its series: four deviations are as rare as six there.
-        1.5 * (n.hits - n.calls * c.high) / sqrt(n.calls * c.high * (1 - c.high) + 1) as score
+        greatest(p.beyond_peak, {{ deviations("n.hits", "n.calls", "c.chance", "c.dispersion") }}) as score
     from users as u
     cross join lateral (
-        values
-            (u.calls_15, u.request_count_15),
-            (u.calls_60, u.request_count_60)
-    ) as n (calls, hits)
+        select
+            w.calls::double precision as calls,
+            w.hits::double precision as hits
+        from (
+            values
+                {%- for minutes in signal_windows() %}
+                (u.calls_{{ minutes }}, u.request_count_{{ minutes }}, {{ limits["calls_" ~ minutes] }}){{ "," if not loop.last }}
+                {%- endfor %}
+        ) as w (calls, hits, enough)
+        where w.hits >= w.enough and w.hits >= {{ limits.user_share }} * w.calls
+    ) as n
     cross join lateral (
         select
-            b.usual,
-            b.peak
+            b.peak,
+            b.spread
         from {{ ref('fct_signal_baselines') }} as b
         where {{ is_baseline_of("b", "u", "'user'") }}
         offset 0
     ) as b
+    left join lateral (
+        select o.usual
+        from {{ ref('fct_signal_baselines') }} as o
+        where {{ is_baseline_of("o", "u", "'user'", "u.subject_id::text") }}
+        offset 0
+    ) as o on true
     cross join lateral (
-        select least(greatest(b.peak, 0.05), 0.99) as high
+        select
+            {{ between_chances("coalesce(o.usual, 0)", limits.user_usual) }}::double precision as chance,
+            {{ between_chances("b.peak", limits.user_usual) }}::double precision as high,
+            b.spread::double precision as dispersion
     ) as c
+    cross join lateral (
+        select {{ deviations("n.hits", "n.calls", "c.high") }} as beyond_peak
+        offset 0
+    ) as p
     where
-        n.hits >= 2 * {{ signal_limits().hits }}
-        and n.hits >= 0.4 * n.calls
+        p.beyond_peak >= {{ limits.beyond_peak }}
         and {{ is_touched("u") }}
         and {{ is_known("u.tenant_id", "u.date") }}
 ),
 
 found as (
     select * from risen
-    union all
-    select * from fallen
     union all
     select * from new_keys
     union all
@@ -373,13 +373,13 @@ strongest as (
         feature,
         api_key_id,
         value,
-        round(score, 1) as score,
-        case when score >= 4 * {{ signal_limits().score }} then 'warning' else 'notice' end as severity,
-        round(observed, 4) as observed,
-        round(usual, 4) as usual,
+        round(score::numeric, 1) as score,
+        case when score >= 3 * {{ limits.score }} then 'warning' else 'notice' end as severity,
+        round(observed::numeric, 4) as observed,
+        round(usual::numeric, 4) as usual,
         sample_count::bigint as sample_count
     from found
-    where score >= {{ signal_limits().score }}
+    where score >= {{ limits.score }}
     order by tenant_id, starts_at, kind, feature, api_key_id, value, score desc
 ),
 
@@ -403,9 +403,11 @@ explained as (
                     when 'errors' then 'model, sum(error_count) as errors, sum(request_count) as requests'
                     when 'retries' then 'model, sum(retry_count) as retries, sum(request_count) as requests'
                     when 'long_prompts'
-                        then 'sum(over_4k_count) as over_4k, sum(over_16k_count) as over_16k, sum(over_64k_count) as over_64k,'
+                        then 'sum(over_16k_count) as over_16k, sum(over_64k_count) as over_64k,'
                         ' sum(request_count) as requests, sum(input_tokens) as input'
-                    when 'cache' then 'sum(cache_read_tokens) as cached, sum(input_tokens) as input, sum(charge_amount) as charge'
+                    when 'cache'
+                        then 'sum(cache_read_count) as read_from_cache, sum(cacheable_count) as cacheable, sum(cache_read_tokens) as cached,'
+                        ' sum(input_tokens) as input, sum(charge_amount) as charge'
                     when 'language_shift' then 'language, sum(request_count) as requests, sum(charge_amount) as charge'
                     when 'model_shift' then 'model, sum(request_count) as requests, sum(charge_amount) as charge'
                     else 'language, model, sum(request_count) as requests, sum(charge_amount) as charge'

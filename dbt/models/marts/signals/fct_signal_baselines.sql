@@ -33,17 +33,13 @@ usage_hours as (
         sum(f.request_count) as request_count,
         sum(f.error_count) as error_count,
         sum(f.retry_count) as retry_count,
-        sum(f.over_4k_count) as over_4k_count,
         sum(f.over_16k_count) as over_16k_count,
         sum(f.over_64k_count) as over_64k_count,
-        sum(f.input_tokens) as input_tokens,
-        sum(f.cache_read_tokens) as cache_read_tokens,
+        sum(f.cacheable_count) as cacheable_count,
+        sum(f.cache_read_count) as cache_read_count,
         sum(f.charge_amount) as charge_amount
     from touched as t
-    join {{ ref('fct_signals_5min') }} as f
-        on f.tenant_id = t.tenant_id
-        and f.starts_at >= (t.date - {{ signal_history_days() }})::timestamp at time zone 'UTC'
-        and f.starts_at < t.date::timestamp at time zone 'UTC'
+    join {{ ref('fct_signals_5min') }} as f on {{ is_past_of("f", "t") }}
     group by t.tenant_id, t.date, date_trunc('hour', f.starts_at, 'UTC'), f.feature, f.api_key_id, f.language, f.model, f.charge_currency
 ),
 
@@ -59,6 +55,31 @@ spent as (
         min(min(hour_at)) over (partition by tenant_id, date) as first_hour_at
     from usage_hours
     group by tenant_id, date, hour_at, feature, api_key_id, charge_currency
+),
+
+dearest_quarters as (
+    select
+        tenant_id,
+        date,
+        feature,
+        api_key_id,
+        charge_currency,
+        max(charge_amount) as charge_amount
+    from (
+        select
+            t.tenant_id,
+            t.date,
+            f.feature,
+            f.api_key_id,
+            f.charge_currency,
+            sum(f.charge_amount) as charge_amount
+        from touched as t
+        join {{ ref('fct_signals_5min') }} as f on {{ is_past_of("f", "t") }}
+        group by
+            t.tenant_id, t.date, f.feature, f.api_key_id, f.charge_currency,
+            date_bin('15 minutes', f.starts_at, timestamptz '2020-01-01 00:00:00+00')
+    ) as q
+    group by tenant_id, date, feature, api_key_id, charge_currency
 ),
 
 -- Hours without usage are hours of zero, from the tenant's first on.
@@ -123,7 +144,7 @@ middles as (
         count(*) filter (where is_same_weekday) as weeks,
         percentile_disc(0.5) within group (order by charge_amount) as middle,
         percentile_disc(0.9) within group (order by charge_amount) as high,
-        percentile_disc(0.99) within group (order by charge_amount) as peak,
+        max(charge_amount) as peak,
         coalesce(percentile_disc(0.5) within group (order by charge_amount) filter (where is_same_weekday), 0) as week_middle
     from every_hour
     group by grouping sets (
@@ -166,8 +187,10 @@ spend as (
         (weeks * week_middle + 3 * usual_of_day) / (weeks + 3) as usual,
         spread,
         all_peak as peak,
+        q.charge_amount as quarter_peak,
         all_hours as sample_count
     from shrunk
+    join dearest_quarters as q using (tenant_id, date, feature, api_key_id, charge_currency)
 ),
 
 calls as (
@@ -180,17 +203,15 @@ calls as (
         sum(request_count) as request_count,
         sum(error_count) as error_count,
         sum(retry_count) as retry_count,
-        sum(over_4k_count) as over_4k_count,
         sum(over_16k_count) as over_16k_count,
         sum(over_64k_count) as over_64k_count,
-        sum(input_tokens) as input_tokens,
-        sum(cache_read_tokens) as cache_read_tokens
+        sum(cacheable_count) as cacheable_count,
+        sum(cacheable_count - cache_read_count) as uncached_count
     from usage_hours
     group by tenant_id, date, feature, api_key_id, hour_at
 ),
 
--- The share of calls, or of input for caches; how far hours with enough calls go from it.
-shares as (
+parts_by_hour as (
     select
         c.tenant_id,
         c.date,
@@ -198,33 +219,19 @@ shares as (
         c.feature,
         c.api_key_id,
         '' as value,
-        '' as charge_currency,
-        -1 as hour_of_day,
-        coalesce(sum(m.part) / nullif(sum(m.whole), 0), 0) as usual,
-        0::numeric as spread,
-        coalesce(
-            case
-                when m.measure = 'cache'
-                    then percentile_disc(0.02) within group (order by m.part / nullif(m.whole, 0)) filter (where c.request_count >= 10)
-                else percentile_disc(0.98) within group (order by m.part / nullif(m.whole, 0)) filter (where c.request_count >= 10)
-            end,
-            0
-        ) as peak,
-        sum(c.request_count)::bigint as sample_count
+        m.hits,
+        m.calls
     from calls as c
     cross join lateral (
         values
             ('errors', c.error_count, c.request_count),
             ('retries', c.retry_count, c.request_count),
-            ('over_4k', c.over_4k_count, c.request_count),
             ('over_16k', c.over_16k_count, c.request_count),
             ('over_64k', c.over_64k_count, c.request_count),
-            ('cache', c.cache_read_tokens, c.input_tokens)
-    ) as m (measure, part, whole)
-    group by c.tenant_id, c.date, m.measure, c.feature, c.api_key_id
-),
-
-mixes as (
+            ('uncached', c.uncached_count, c.cacheable_count)
+    ) as m (measure, hits, calls)
+    where m.calls > 0
+    union all
     select
         u.tenant_id,
         u.date,
@@ -232,21 +239,61 @@ mixes as (
         u.feature,
         u.api_key_id,
         m.value,
-        u.hour_at,
-        sum(u.request_count) as request_count,
-        sum(sum(u.request_count)) over (
-            partition by u.tenant_id, u.date, m.measure, u.feature, u.api_key_id, u.hour_at
-        ) as hour_request_count
+        sum(u.request_count) as hits,
+        c.request_count as calls
     from usage_hours as u
     cross join lateral (
         values
             ('language', u.language),
             ('model', u.model)
     ) as m (measure, value)
-    group by u.tenant_id, u.date, m.measure, u.feature, u.api_key_id, m.value, u.hour_at
+    join calls as c using (tenant_id, date, feature, api_key_id, hour_at)
+    where c.request_count > 0
+    group by u.tenant_id, u.date, m.measure, u.feature, u.api_key_id, m.value, u.hour_at, c.request_count
 ),
 
-mix_shares as (
+-- What all hours have, those too in which the language or the model was not used.
+totals as (
+    select
+        tenant_id,
+        date,
+        feature,
+        api_key_id,
+        sum(request_count) as calls,
+        sum(request_count * request_count) as squared_calls,
+        sum(cacheable_count) as cacheable_calls,
+        sum(cacheable_count * cacheable_count) as squared_cacheable_calls
+    from calls
+    group by tenant_id, date, feature, api_key_id
+),
+
+parts as (
+    select
+        p.tenant_id,
+        p.date,
+        p.measure,
+        p.feature,
+        p.api_key_id,
+        p.value,
+        sum(p.hits) as hits,
+        sum(p.hits * p.hits) as squared_hits,
+        sum(p.hits * p.calls) as hits_by_calls,
+        case when p.measure = 'uncached' then t.cacheable_calls else t.calls end as calls,
+        case when p.measure = 'uncached' then t.squared_cacheable_calls else t.squared_calls end as squared_calls,
+        coalesce(
+            percentile_disc(0.98) within group (order by p.hits / p.calls) filter (where p.calls >= 20),
+            percentile_disc(0.98) within group (order by p.hits / p.calls) filter (where p.calls >= 10),
+            0
+        ) as peak
+    from parts_by_hour as p
+    join totals as t using (tenant_id, date, feature, api_key_id)
+    group by
+        p.tenant_id, p.date, p.measure, p.feature, p.api_key_id, p.value,
+        t.calls, t.squared_calls, t.cacheable_calls, t.squared_cacheable_calls
+),
+
+-- A late correction may leave a bucket with more parts than calls, or with less than none.
+shares as (
     select
         tenant_id,
         date,
@@ -256,18 +303,18 @@ mix_shares as (
         value,
         '' as charge_currency,
         -1 as hour_of_day,
-        sum(request_count) / nullif(sum(sum(request_count)) over (
-            partition by tenant_id, date, measure, feature, api_key_id
-        ), 0) as usual,
-        0::numeric as spread,
-        coalesce(
-            percentile_disc(0.98) within group (order by request_count / nullif(hour_request_count, 0))
-            filter (where hour_request_count >= 10),
-            0
-        ) as peak,
-        sum(request_count)::bigint as sample_count
-    from mixes
-    group by tenant_id, date, measure, feature, api_key_id, value
+        c.usual,
+        {{ dispersion("c.chance") }} as spread,
+        least(greatest(peak, 0), 1) as peak,
+        null::numeric as quarter_peak,
+        calls::bigint as sample_count
+    from parts
+    cross join lateral (
+        select
+            least(greatest(hits / calls, 0), 1) as usual,
+            {{ between_chances("hits / calls") }} as chance
+    ) as c
+    where calls > 0
 ),
 
 users_by_hour as (
@@ -278,10 +325,7 @@ users_by_hour as (
         f.subject_id,
         sum(f.request_count) as request_count
     from touched as t
-    join {{ ref('fct_user_usage_5min') }} as f
-        on f.tenant_id = t.tenant_id
-        and f.starts_at >= (t.date - {{ signal_history_days() }})::timestamp at time zone 'UTC'
-        and f.starts_at < t.date::timestamp at time zone 'UTC'
+    join {{ ref('fct_user_usage_5min') }} as f on {{ is_past_of("f", "t") }}
     group by t.tenant_id, t.date, date_trunc('hour', f.starts_at, 'UTC'), f.subject_id
 ),
 
@@ -290,17 +334,55 @@ heaviest as (
         tenant_id,
         date,
         hour_at,
-        max(request_count) / nullif(sum(request_count), 0) as share,
+        max(request_count) / sum(request_count) as share,
         sum(request_count) as request_count
     from users_by_hour
     group by tenant_id, date, hour_at
+    having sum(request_count) > 0
 ),
 
--- What share of an hour's calls the heaviest user of that hour has; hours of few calls only where there are no others.
-users as (
+each_user as (
+    select
+        u.tenant_id,
+        u.date,
+        u.subject_id,
+        sum(u.request_count) as hits,
+        sum(u.request_count * u.request_count) as squared_hits,
+        sum(u.request_count * h.request_count) as hits_by_calls,
+        t.calls,
+        t.squared_calls,
+        least(greatest(sum(u.request_count) / t.calls, 0), 1) as share
+    from users_by_hour as u
+    join heaviest as h using (tenant_id, date, hour_at)
+    join (
+        select
+            tenant_id,
+            date,
+            sum(request_count) as calls,
+            sum(request_count * request_count) as squared_calls
+        from heaviest
+        group by tenant_id, date
+    ) as t using (tenant_id, date)
+    group by u.tenant_id, u.date, u.subject_id, t.calls, t.squared_calls
+),
+
+-- How far users go from their own share, over all of them: people come in sessions.
+sessions as (
     select
         tenant_id,
         date,
+        max(calls) as calls,
+        greatest(1, sum(squared_hits - 2 * share * hits_by_calls + share * share * squared_calls)
+        / nullif(sum(share * (1 - share) * calls), 0)) as dispersion
+    from each_user
+    group by tenant_id, date
+),
+
+-- The heaviest user of an hour, whoever it is; hours of few calls only where there are no others. Then each who is often heavy.
+users as (
+    select
+        h.tenant_id,
+        h.date,
         'user' as measure,
         '' as feature,
         '' as api_key_id,
@@ -308,28 +390,44 @@ users as (
         '' as charge_currency,
         -1 as hour_of_day,
         coalesce(
-            percentile_disc(0.5) within group (order by share) filter (where request_count >= 20),
-            percentile_disc(0.5) within group (order by share) filter (where request_count >= 10),
+            percentile_disc(0.5) within group (order by h.share) filter (where h.request_count >= 20),
+            percentile_disc(0.5) within group (order by h.share) filter (where h.request_count >= 10),
             1
         ) as usual,
-        0::numeric as spread,
+        s.dispersion as spread,
         coalesce(
-            percentile_disc(0.98) within group (order by share) filter (where request_count >= 20),
-            percentile_disc(0.98) within group (order by share) filter (where request_count >= 10),
+            percentile_disc(0.98) within group (order by h.share) filter (where h.request_count >= 20),
+            percentile_disc(0.98) within group (order by h.share) filter (where h.request_count >= 10),
             1
         ) as peak,
-        sum(request_count)::bigint as sample_count
-    from heaviest
-    group by tenant_id, date
+        null::numeric as quarter_peak,
+        s.calls::bigint as sample_count
+    from heaviest as h
+    join sessions as s using (tenant_id, date)
+    group by h.tenant_id, h.date, s.dispersion, s.calls
+    union all
+    select
+        tenant_id,
+        date,
+        'user' as measure,
+        '' as feature,
+        '' as api_key_id,
+        subject_id::text as value,
+        '' as charge_currency,
+        -1 as hour_of_day,
+        share as usual,
+        1 as spread,
+        share as peak,
+        null::numeric as quarter_peak,
+        hits::bigint as sample_count
+    from each_user
+    where share > {{ signal_limits().user_usual }}
 ),
 
 baselines as (
     select * from spend
     union all
     select * from shares
-    union all
-    select * from mix_shares
-    where usual is not null
     union all
     select * from users
 ),

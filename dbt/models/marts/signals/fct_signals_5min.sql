@@ -6,9 +6,10 @@
     "request_count",
     "case when status = 'error' then request_count else 0 end as error_count",
     "case when attempt_kind = 'retry' then request_count else 0 end as retry_count",
-    "case when input_tokens >= 4000 then request_count else 0 end as over_4k_count",
-    "case when input_tokens >= 16000 then request_count else 0 end as over_16k_count",
-    "case when input_tokens >= 64000 then request_count else 0 end as over_64k_count",
+    "case when abs(input_tokens) >= 16000 then request_count else 0 end as over_16k_count",
+    "case when abs(input_tokens) >= 64000 then request_count else 0 end as over_64k_count",
+    "case when abs(input_tokens) >= 512 then request_count else 0 end as cacheable_count",
+    "case when abs(input_tokens) >= 512 and cache_read_tokens <> 0 then request_count else 0 end as cache_read_count",
     "input_tokens", "cache_read_tokens", "output_tokens", "charge_amount", "charge_unpriced_count",
 ] -%}
 {{ config(one_row_per(columns)) }}

@@ -58,6 +58,7 @@ held as (
         b.usual,
         b.spread,
         b.peak,
+        b.quarter_peak,
         b.sample_count
     from dear as d
     cross join lateral (
@@ -65,6 +66,7 @@ held as (
             b.usual,
             b.spread,
             b.peak,
+            b.quarter_peak,
             b.sample_count
         from {{ ref('fct_signal_baselines') }} as b
         where
@@ -79,7 +81,7 @@ held as (
 judged as (
     select
         *,
-        (hour_amount - usual) / greatest(spread, usual / 4, peak / 4, minimum_amount / 4) as score
+        (hour_amount - usual) / greatest(spread, usual / 4, minimum_amount / 4) as score
     from held
 ),
 
@@ -108,10 +110,13 @@ spikes as (
     from judged
     where
         sample_count >= {{ signal_least_hours() }}
-        -- A few dear calls are no burn.
-        and request_count_60 >= {{ signal_limits().hits }}
+        and request_count_60 >= {{ signal_limits().spend_calls }}
         and hour_amount - usual >= minimum_amount
         and score >= {{ signal_limits().spend_score }}
+        and (
+            charge_amount_60 >= greatest({{ signal_limits().spend_hour }} * peak, peak + minimum_amount)
+            or charge_amount_15 >= greatest({{ signal_limits().spend_quarter }} * quarter_peak, minimum_amount)
+        )
 ),
 
 since as (
