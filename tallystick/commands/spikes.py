@@ -1,8 +1,9 @@
 """`tallystick spikes`: what is unusual now, since when, and the query that shows it."""
 
 import time
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 FOUND: Final = 3
 """The exit code where there are signals: 1 is a failure, 2 a command that makes no sense."""
 _DAY: Final = 86_400_000_000
+_BUCKET: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class Finding:
     """A run of signals of one kind about one thing."""
 
     tenant_id: str
@@ -37,11 +39,14 @@ class Incident:
     observed: Decimal
     usual: Decimal
     currency: str | None
-    """Of what was observed and is usual: amounts an hour, or shares where null."""
+    """Of what was observed and is usual: amounts an hour, or shares where null; of a new key, how many of its minimums."""
     explain_sql: str
+    """Shows the five minutes of the highest score."""
+    incident: int = 0
+    """Signals that belong together have the same number, from 1 on in the order of urgency."""
 
 
-_INCIDENTS: Final = """
+_FINDINGS: Final = """
 select distinct on (tenant_id, kind, feature, api_key_id, value, currency, since_at)
     tenant_id,
     kind,
@@ -70,7 +75,7 @@ where starts_at >= %(since)s and (%(tenant)s::text is null or tenant_id = %(tena
 window run as (partition by tenant_id, kind, feature, api_key_id, value, currency, since_at)
 order by
     tenant_id, kind, feature, api_key_id, value, currency, since_at,
-    array_position(array['critical', 'warning', 'notice'], severity), score desc, starts_at
+    array_position(array['critical', 'warning', 'notice'], severity), s.score desc, starts_at
 """
 _ORDER: Final = {"critical": 0, "warning": 1, "notice": 2}
 
@@ -96,34 +101,58 @@ def spikes(
 
     start = moment(since) or from_micros(time.time_ns() // 1000 - _DAY)
 
-    async def read(connection: "Connection") -> list[Incident]:
+    async def read(connection: "Connection") -> list[Finding]:
         cursor = await connection.execute("select to_regclass('marts.fct_abuse_signals') is not null")
         row = await cursor.fetchone()
         if row is None or not row[0]:
             raise CommandError("the marts hold no signals yet: run `tallystick rollup`")
-        cursor = await connection.execute(_INCIDENTS, {"since": start, "tenant": tenant})
-        return [Incident(*found) for found in await cursor.fetchall()]
+        cursor = await connection.execute(_FINDINGS, {"since": start, "tenant": tenant})
+        return [Finding(*found) for found in await cursor.fetchall()]
 
     found = with_connection(read, role=ANALYST)
-    found.sort(key=lambda each: (_ORDER[each.severity], -each.score, each.tenant_id))
+    found = list(by_incident(found))
     show(
         found,
         format,
         {
-            "severity": None, "kind": None, "tenant": lambda each: each.tenant_id, "feature": None,
+            "incident": None, "severity": None, "kind": None, "tenant": lambda each: each.tenant_id, "feature": None,
             "key": lambda each: each.api_key_id, "value": None, "score": None, "since": lambda each: each.since_at,
-            "last": lambda each: each.last_at, "observed": lambda each: _shown(each.observed, each.currency),
-            "usual": lambda each: _shown(each.usual, each.currency),
+            "last": lambda each: each.last_at, "observed": lambda each: _shown(each.observed, each),
+            "usual": lambda each: _shown(each.usual, each),
         },
         empty="nothing unusual",
     )  # fmt: skip
     if found and format is Format.table:
         say("")
         for each in found:
-            say(f"{each.kind} of {each.tenant_id}: {each.explain_sql}")
+            say(f"{each.incident} {each.kind} of {each.tenant_id}: {each.explain_sql}")
     if found:
         raise typer.Exit(FOUND)
 
 
-def _shown(value: Decimal, currency: str | None) -> str:
-    return f"{value:.1%}" if currency is None else f"{value:,.2f} {currency}"
+def by_incident(found: Iterable[Finding]) -> Iterable[Finding]:
+    """Number findings that belong together: of one tenant at one time, and of one key where neither goes over all of them."""
+    incidents: list[list[Finding]] = []
+    for each in sorted(found, key=lambda finding: (_ORDER[finding.severity], -finding.score, finding.tenant_id)):
+        for number, others in enumerate(incidents, start=1):
+            if any(_belong_together(each, other) for other in others):
+                others.append(replace(each, incident=number))
+                break
+        else:
+            incidents.append([replace(each, incident=len(incidents) + 1)])
+    return (each for incident in incidents for each in incident)
+
+
+def _belong_together(one: Finding, other: Finding) -> bool:
+    return (
+        one.tenant_id == other.tenant_id
+        and one.since_at <= other.last_at + _BUCKET
+        and other.since_at <= one.last_at + _BUCKET
+        and ("one_user" in (one.kind, other.kind) or (one.feature, one.api_key_id) == (other.feature, other.api_key_id))
+    )
+
+
+def _shown(value: Decimal, finding: Finding) -> str:
+    if finding.kind == "new_key":
+        return f"{value:.1f} minimums"
+    return f"{value:.1%}" if finding.currency is None else f"{value:,.2f} {finding.currency}"

@@ -2,9 +2,10 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
-from tallystick.commands.spikes import FOUND
+from tallystick.commands.spikes import FOUND, Finding, by_incident
 from tests.factories import make_event
 from tests.support.ledger import Ledger
 from tests.tallystick.commands import Commands
@@ -52,8 +53,43 @@ def test_signals_are_shown_with_score_time_and_the_query_that_explains_them(comm
 
     table = commands("spikes", "--since", "2026-03-06", "--tenant", "t-alpha")
     assert table.code == FOUND
-    assert "new_key of t-alpha: select " in table.out
+    assert "1 new_key of t-alpha: select " in table.out
+    assert "2.4 minimums" in table.out
     assert commands.ok("spikes", "--since", "2026-03-06", "--tenant", "t-beta").out == "nothing unusual\n"
     # By default a day back from now, and that was months ago.
     assert commands.ok("spikes").out == "nothing unusual\n"
     assert commands("spikes", "--since", "yesterday").code == 1
+
+
+def _finding(
+    kind: str, since: int, last: int, *, key: str = "key-1", severity: str = "warning", score: int = 10
+) -> Finding:
+    """A finding of t-alpha, seen from one minute of an hour to another."""
+    at = [START + timedelta(minutes=minute) for minute in (since, last)]
+    share = Decimal("0.5")
+    return Finding(
+        "t-alpha", kind, "chat", key, "", severity, Decimal(score), at[0], at[1], share, share, None, "select 1"
+    )
+
+
+def test_what_is_unusual_of_one_key_at_one_time_is_one_incident_and_the_most_urgent_comes_first() -> None:
+    """The user is of all keys, and so joins them; without one, key-2 is another incident. So is what key-1 did an hour later."""
+    found = [
+        _finding("cache", 10, 30, severity="notice"),
+        _finding("spend", 0, 20, severity="critical"),
+        _finding("errors", 5, 20, key="key-2", score=11),
+        _finding("one_user", 20, 40, key="", score=12),
+        _finding("model_shift", 80, 90),
+    ]
+    assert [(each.incident, each.kind) for each in by_incident(found)] == [
+        (1, "spend"),
+        (1, "one_user"),
+        (1, "errors"),
+        (1, "cache"),
+        (2, "model_shift"),
+    ]
+    assert [(each.incident, each.kind) for each in by_incident(found[:3])] == [
+        (1, "spend"),
+        (1, "cache"),
+        (2, "errors"),
+    ]

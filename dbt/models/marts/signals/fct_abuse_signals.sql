@@ -83,7 +83,8 @@ in_hand as (
     where {{ is_touched("w") }} and {{ is_known("w.tenant_id", "w.date") }}
 ),
 
--- Shares of calls that should stay low, over ten minutes, the quarter hour and the hour.
+-- Shares of calls that should stay low, over ten minutes, the quarter hour and the hour. A late correction may leave more hits
+-- than calls in five minutes; there all of them are hits.
 share_tests as (
     select
         w.tenant_id,
@@ -94,7 +95,7 @@ share_tests as (
         w.feature,
         w.api_key_id,
         '' as value,
-        m.calls::double precision as calls,
+        greatest(m.calls, m.hits)::double precision as calls,
         m.hits::double precision as hits
     from in_hand as w
     cross join lateral (
@@ -164,7 +165,7 @@ mix_tests as (
         m.feature,
         m.api_key_id,
         m.value,
-        n.calls::double precision as calls,
+        greatest(n.calls, n.hits)::double precision as calls,
         n.hits::double precision as hits
     from mix_windowed as m
     cross join lateral (
@@ -316,7 +317,7 @@ crowding as (
     from users as u
     cross join lateral (
         select
-            w.calls::double precision as calls,
+            greatest(w.calls, w.hits)::double precision as calls,
             w.hits::double precision as hits
         from (
             values
