@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,9 +191,10 @@ class _Kept:
         ]  # fmt: skip
 
 
-# The project as it was read, by where it is kept and for which database, whose name is part of each relation's.
+# The project as it was read, by its variables and for which database, whose name is part of each relation's.
 _MANIFESTS: Final[dict[tuple[str, ...], Any]] = {}
 _MANIFESTS_MAX: Final = 4
+_JOINED_MAX: Final = 1000
 
 
 def _invoke(url: str, kept: _Kept, command: list[str], select: tuple[str, ...], wait_seconds: float) -> RollupReport:
@@ -215,7 +216,7 @@ def _invoke(url: str, kept: _Kept, command: list[str], select: tuple[str, ...], 
 def _manifest(url: str, kept: _Kept) -> tuple[Any, bool]:
     """Return the project, and whether it had to be read."""
     database = str(conninfo_to_dict(libpq_url(url)).get("dbname"))
-    key = (str(PROJECT), str(kept.home), kept.name, database)
+    key = (str(PROJECT), kept.name, database)
     if (manifest := _MANIFESTS.get(key)) is not None:
         for node in manifest.nodes.values():
             if getattr(node, "extra_ctes_injected", False):
@@ -285,7 +286,31 @@ def _runner(manifest: Any) -> Any:
     # The import alone takes two seconds, so it waits until somebody rolls up.
     from dbt.cli.main import dbtRunner
 
+    from dbt import compilation
+
+    if not isinstance(compilation.inject_ctes_into_sql, _JoinedOnce):
+        compilation.inject_ctes_into_sql = _JoinedOnce(compilation.inject_ctes_into_sql)
     return dbtRunner(manifest=manifest)
+
+
+class _JoinedOnce:
+    """dbt's joining of a model with the models without a table that it reads, once for each text.
+
+    dbt parses the whole SQL of each model in Python to find its `with`: most of a run that has little to add, and the same
+    in each run.
+    """
+
+    def __init__(self, join: Callable[[str, list[Any]], str]) -> None:
+        self.join = join
+        self.known: dict[tuple[str, ...], str] = {}
+
+    def __call__(self, sql: str, ctes: list[Any]) -> str:
+        key = (sql, *(cte.sql for cte in ctes))
+        if key not in self.known:
+            if len(self.known) >= _JOINED_MAX:
+                self.known.clear()
+            self.known[key] = self.join(sql, ctes)
+        return self.known[key]
 
 
 @contextmanager
