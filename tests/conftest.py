@@ -57,10 +57,35 @@ def migrated_template(postgres_server: EmbeddedPostgres) -> str:
     return databases.make_template(postgres_server.address)
 
 
+@pytest.fixture(scope="session")
+def months_template(postgres_server: EmbeddedPostgres, migrated_template: str) -> str:
+    """The name of the same with the partitions of the tests' months, which the database of a `ledger` is copied from."""
+    return databases.make_months_template(postgres_server.address, migrated_template)
+
+
+@pytest.fixture(scope="session")
+def dbt_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests, so that dbt reads the project once and not for each run."""
+    return tmp_path_factory.mktemp("dbt")
+
+
+@pytest.fixture(scope="session")
+def rolled_template(postgres_server: EmbeddedPostgres, months_template: str, dbt_home: Path) -> str:
+    """The name of a migrated database with every mart in it, empty: a run in a copy adds, and makes no tables."""
+    return databases.make_rolled_template(postgres_server.address, months_template, dbt_home)
+
+
 @pytest.fixture
-def database(postgres_server: EmbeddedPostgres, migrated_template: str) -> Iterator[databases.Database]:
-    """A migrated, empty database for this test alone."""
-    with databases.scratch_database(postgres_server.address, f"test_{next(_numbers)}", migrated_template) as made:
+def database(postgres_server: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[databases.Database]:
+    """A migrated, empty database for this test alone; of a test that is marked `marts`, with every mart."""
+    name, template = f"test_{next(_numbers)}", "migrated_template"
+    if request.node.get_closest_marker("marts"):
+        name, template = databases.MARTS, "rolled_template"
+    elif "ledger" in request.fixturenames:
+        # Its first tenant would make just these partitions.
+        template = "months_template"
+    template = request.getfixturevalue(template)
+    with databases.scratch_database(postgres_server.address, name, template) as made:
         yield made
 
 

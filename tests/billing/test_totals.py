@@ -211,7 +211,7 @@ _CENTS: Final = st.integers(1, 2000)
 )  # fmt: skip
 @given(data=st.data())
 async def test_any_order_and_delay_of_the_same_usage_owes_the_same(
-    postgres_server: Any, migrated_template: str, with_discount: bool, data: st.DataObject
+    postgres_server: Any, months_template: str, with_discount: bool, data: st.DataObject
 ) -> None:
     """Six calls of January to March, some reversed, come in any order with closes and invoices of any month in between.
 
@@ -228,7 +228,7 @@ async def test_any_order_and_delay_of_the_same_usage_owes_the_same(
         ),
         "acts",
     )
-    with scratch_database(postgres_server.address, f"any_order_{next(_NUMBER)}", migrated_template) as database:
+    with scratch_database(postgres_server.address, f"any_order_{next(_NUMBER)}", months_template) as database:
         await _play(database, amounts_cents, reversed_ones, acts, with_discount)
 
 

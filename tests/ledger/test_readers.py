@@ -78,9 +78,9 @@ def added(ledger: Ledger) -> Iterator[Logins]:
 
 
 @pytest.fixture(scope="module")
-def logins(postgres_server: EmbeddedPostgres, migrated_template: str) -> Iterator[Logins]:
+def logins(postgres_server: EmbeddedPostgres, months_template: str) -> Iterator[Logins]:
     """Of one ledger for all tests: a reader changes nothing. A test that does change something takes `own_logins`."""
-    with scratch_database(postgres_server.address, "readers", migrated_template) as database:
+    with scratch_database(postgres_server.address, "readers", months_template) as database:
         ledger = Ledger(database).add_tenant().add_source().add_node()
         try:
             asyncio.run(fill(ledger))

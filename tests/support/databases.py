@@ -15,6 +15,12 @@ from tests.support.processes import is_running
 # Below this a container's small default could fill up in the middle of a run.
 MEMORY_BYTES_MIN = 4 * 2**30
 TEMPLATE = "migrated_template"
+MONTHS_TEMPLATE = "months_template"
+FIRST_MONTH, MONTHS = "2025-12-01", 18
+"""The months that the tests' usage is of; see `Ledger.add_tenant`."""
+ROLLED_TEMPLATE = "rolled_template"
+MARTS = "marts"
+"""The database that dbt is run in, by one name in all tests: dbt reads the project anew for each other name."""
 # A test database may be lost with its machine, so nothing waits for the disk.
 QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "200"}
 
@@ -76,15 +82,45 @@ def make_template(server: PostgresAddress) -> str:
     with psycopg.connect(server.url_for("postgres", "postgres"), autocommit=True) as connection:
         connection.execute(f"create database {TEMPLATE}")
         migrate(server.url_for("postgres", TEMPLATE))
-        connection.execute(f"alter database {TEMPLATE} with is_template true allow_connections false")
-    return TEMPLATE
+        return _closed(connection, TEMPLATE)
+
+
+def make_months_template(server: PostgresAddress, template: str) -> str:
+    """Make a template that has the partitions of the months that tests are about: making them takes longer than most tests."""
+    with psycopg.connect(server.url_for("postgres", "postgres"), autocommit=True) as connection:
+        connection.execute(f"create database {MONTHS_TEMPLATE} template {template}")
+        with psycopg.connect(server.url_for("postgres", MONTHS_TEMPLATE)) as inside:
+            inside.execute(
+                "select ledger.make_partitions((%s::date + make_interval(months => n))::date) from generate_series(0, %s - 1) as n",
+                [FIRST_MONTH, MONTHS],
+            )
+        return _closed(connection, MONTHS_TEMPLATE)
+
+
+def _closed(connection: psycopg.Connection, name: str) -> str:
+    connection.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = %s", [name])
+    connection.execute(f"alter database {name} with is_template true allow_connections false")
+    return name
+
+
+def make_rolled_template(server: PostgresAddress, template: str, home: Path) -> str:
+    """Roll up an empty ledger, so that all marts are there and hold nothing, and close the database as a template."""
+    from tallystick.rollup import run_rollup
+
+    with psycopg.connect(server.url_for("postgres", "postgres"), autocommit=True) as connection:
+        connection.execute(f"create database {MARTS} template {template}")
+        run_rollup(server.url_for("tallystick_rollup", MARTS), home)
+        connection.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = %s", [MARTS])
+        connection.execute(f"alter database {MARTS} rename to {ROLLED_TEMPLATE}")
+        return _closed(connection, ROLLED_TEMPLATE)
 
 
 @contextmanager
 def scratch_database(server: PostgresAddress, name: str, template: str) -> Iterator[Database]:
     """Copy a database for the length of the block; sessions that are left open do not keep it."""
     with psycopg.connect(server.url_for("postgres", "postgres"), autocommit=True) as connection:
-        connection.execute(f"create database {name} template {template}")
+        # The other strategy writes every page to the log: twice the work.
+        connection.execute(f"create database {name} template {template} strategy file_copy")
         try:
             yield Database(server, name)
         finally:

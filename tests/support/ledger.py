@@ -74,8 +74,12 @@ class Ledger:
                     from_micros(local_midnight(zone, following)),
                 ],
             )  # fmt: skip
-            self.superuser.execute("select ledger.make_partitions(%s)", [month])
             month = following
+        self.superuser.execute(
+            "select ledger.make_partitions(posting_period) from ledger.periods where tenant_id = %s"
+            " and to_regclass('ledger.entries_' || to_char(posting_period, 'YYYY_MM')) is null",
+            [tenant_id],
+        )
         return self._raised("parties", "calendar")
 
     def close_period(self, tenant_id: str, period: date) -> Self:
