@@ -1,4 +1,8 @@
-"""Marts to try things on: a ledger, and runs of the rollup that keep dbt's files in a folder of the test run."""
+"""Marts to try things on: a ledger, and runs of the rollup that keep dbt's files in a folder of the test run.
+
+A run takes as long as its models are many: a test names those that it looks at (`marts.roll_up(*FACTS)`). Whole runs, with the
+project's own tests of its data, are for tests that are about all marts.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,17 +40,21 @@ class Marts:
         return rebuild(self.url, self.home, model)
 
 
-@pytest.fixture(scope="session")
-def dbt_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all tests, so that dbt reads the project once and not for each run."""
-    return tmp_path_factory.mktemp("dbt")
+@pytest.fixture
+def marts(postgres_server: EmbeddedPostgres, rolled_template: str, dbt_home: Path) -> Iterator[Marts]:
+    """A ledger whose marts are there and hold nothing, so that a run costs what its models cost."""
+    yield from _marts(postgres_server, rolled_template, dbt_home)
 
 
 @pytest.fixture
-def marts(postgres_server: EmbeddedPostgres, migrated_template: str, dbt_home: Path) -> Iterator[Marts]:
-    """A ledger in a database that has the same name in each test: dbt reads the project anew for each other name."""
-    with databases.scratch_database(postgres_server.address, "marts", migrated_template) as database:
-        made = Marts(database, dbt_home)
+def bare_marts(postgres_server: EmbeddedPostgres, migrated_template: str, dbt_home: Path) -> Iterator[Marts]:
+    """A ledger that was never rolled up: the first run makes each mart, which takes several times as long."""
+    yield from _marts(postgres_server, migrated_template, dbt_home)
+
+
+def _marts(server: EmbeddedPostgres, template: str, home: Path) -> Iterator[Marts]:
+    with databases.scratch_database(server.address, databases.MARTS, template) as database:
+        made = Marts(database, home)
         try:
             yield made
         finally:

@@ -16,6 +16,7 @@ def usage(input_tokens: int, output_tokens: int = 0) -> dict[str, int]:
     }
 
 
+MARTS = ("fct_focus_charges", "dim_tenants")
 COLUMNS = "local_date::text, charge_class, sku_meter, consumed_quantity, billed_cost"
 
 
@@ -27,7 +28,7 @@ async def test_each_meter_and_local_day_is_a_row_with_its_exact_charge(marts: Ma
         make_event("a", time="2026-01-15T10:00:00Z", usage=usage(1000, 10)),
         make_event("b", time="2026-01-15T23:30:00Z", usage=usage(500)),
     )
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert marts.ledger.rows(f"select {COLUMNS} from marts.fct_focus_charges order by 1, 3") == [
         ("2026-01-15", "", "uncached_input_tokens", 1000, Decimal("0.002")),
         ("2026-01-15", "", "visible_output_tokens", 10, Decimal("0.00008")),
@@ -53,7 +54,7 @@ async def test_what_corrects_a_billed_month_is_a_correction_and_what_came_late_i
     # Reported twice inside February: the better report corrects nothing that was invoiced.
     await marts.post(make_event("c", request_id="r-3", basis="estimated", usage=usage(10), time="2026-02-15T10:00:00Z"))
     await marts.post(make_event("d", request_id="r-3", usage=usage(12), time="2026-02-15T10:00:00Z"))
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     rows = marts.ledger.rows(
         f"select posting_period::text, {COLUMNS} from marts.fct_focus_charges where sku_meter <> '' order by 1, 2, 3"
     )
@@ -69,7 +70,7 @@ async def test_what_has_no_price_is_counted_under_no_meter(marts: Marts) -> None
     marts.ledger.add_tenant().add_source()
     await marts.ledger.add_price(input="1.00", output="1.00")
     await marts.post(make_event("a", usage=usage(100)), make_event("b", model="m-nobody-knows", usage=usage(40, 2)))
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert marts.ledger.rows(
         "select sku_meter, billed_cost, charge_unpriced_count, charge_unpriced_tokens"
         " from marts.fct_focus_charges order by 1"
@@ -87,7 +88,7 @@ async def test_a_new_price_during_a_day_is_a_row_of_its_own(marts: Marts) -> Non
         make_event("a", time="2026-01-15T11:59:59Z", usage=usage(100)),
         make_event("b", time="2026-01-15T12:00:00Z", usage=usage(100)),
     )
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert marts.ledger.rows("select billed_cost from marts.fct_focus_charges order by 1") == [
         (Decimal("0.0001"),),
         (Decimal("0.0003"),),

@@ -42,7 +42,7 @@ async def test_the_file_of_real_usage_adds_up_and_keeps_the_rules(marts: Marts, 
             for number in range(120)
         )
     )  # fmt: skip
-    marts.roll_up()
+    marts.roll_up("fct_focus_charges")
     await agree(operator, tax_rate="0.19")
     document = await issued(operator)
     rows = focus_rows(document, await read_charges(operator, document))
@@ -76,7 +76,7 @@ async def test_the_list_price_of_a_tenant_with_a_contract_is_the_plans(marts: Ma
         make_event("long", usage=usage(300_000)),
         make_event("batch", usage=usage(100_000), service_tier="batch"),
     )
-    marts.roll_up()
+    marts.roll_up("fct_focus_charges")
     await agree(operator, tax_rate="0.19")
     document = await issued(operator)
     rows = focus_rows(document, await read_charges(operator, document))
@@ -98,16 +98,17 @@ async def test_a_mart_that_lacks_usage_makes_no_file(marts: Marts, operator: Con
     await agree(operator)
     await marts.post(make_event("a", usage=usage(1_000_000)))
     drafted = (await draft(operator)).drafts[0].document
+    marts.ledger.superuser.execute("drop table marts.fct_focus_charges cascade")
     with pytest.raises(ExportRefused, match="not there yet: run `tallystick rollup`"):
         await read_charges(operator, drafted)
-    marts.roll_up()
+    marts.roll_up("fct_focus_charges")
     await marts.post(make_event("b", usage=usage(2_000_000), time="2026-01-16T10:00:00Z"))
     document = await issued(operator)
     with pytest.raises(
         ExportRefused, match=r"comes to 1\.\d* USD and its usage lines to 3\.\d*: run `tallystick rollup`"
     ):
         focus_rows(document, await read_charges(operator, document))
-    marts.roll_up()
+    marts.roll_up("fct_focus_charges")
     assert focus_rows(document, await read_charges(operator, document))
 
 
@@ -118,7 +119,7 @@ async def test_what_corrects_december_is_a_correction_on_januarys_invoice(marts:
     await marts.post(make_event("a", basis="estimated", usage=usage(1_000_000), **old))
     await close(operator, date(2025, 12, 1))
     await marts.post(make_event("b", usage=usage(400_000), **old), make_event("c", usage=usage(5_000_000)))
-    marts.roll_up()
+    marts.roll_up("fct_focus_charges")
     await agree(operator, tax_rate="0.19")
     document = await issued(operator)
     frame = focus_frame(focus_rows(document, await read_charges(operator, document)))
@@ -144,7 +145,7 @@ async def test_what_a_credit_note_took_is_on_its_file_and_no_longer_on_the_invoi
     credited = await credit_usage(operator, "jane", invoice.number or "", reason="a mistake")
     assert isinstance(credited, Credited)
     await marts.post(make_event("c", usage=usage(5_000_000), time="2026-02-10T10:00:00Z"))
-    marts.roll_up()
+    marts.roll_up("fct_focus_charges")
     note = await find_document(operator, credited.document.number or "")
     frame = focus_frame(focus_rows(note, await read_charges(operator, note)))
     assert frame.select("ChargeClass", "ChargeCategory", "BilledCost").sort("BilledCost").rows() == [
@@ -169,7 +170,7 @@ async def test_an_invoice_in_another_currency_has_its_prices_converted_by_the_ra
     await save_exchange_rates(operator, [rate], "jane")
     await agree(operator, invoice_currency="EUR")
     await marts.post(make_event("a", usage=usage(2_000_000)))
-    marts.roll_up()
+    marts.roll_up("fct_focus_charges")
     document = await issued(operator)
     assert document.currency == "EUR"
     (row,) = focus_rows(document, await read_charges(operator, document))

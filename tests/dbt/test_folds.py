@@ -19,7 +19,7 @@ from ledger.repricing import Scope, reprice
 from tallystick.refold import refold
 from tallystick.rollup import RollupFailed
 from tests.dbt.conftest import Marts
-from tests.dbt.test_rollup import contents, holds, set_up, usage
+from tests.dbt.test_rollup import FACTS, contents, holds, set_up, usage
 from tests.factories import NODE, make_event
 from tests.ingest.test_backfill import Loads, call, table
 from tests.ledger.prices import make_card, per_million
@@ -57,11 +57,11 @@ async def test_corrections_land_in_the_buckets_of_what_they_correct(marts: Marts
         make_event("b", request_id="b", time="2026-01-15T11:30:00Z", **shared),
         make_event("c", request_id="c", time="2026-01-15T12:30:00Z", **shared),
     )
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     one = Decimal(1)
     assert hours(marts) == [("15 10", 1, 1_000_000, one), ("15 11", 1, 1_000_000, one), ("15 12", 1, 1_000_000, one)]
     await marts.post(make_event("void", request_id="a", time="2026-01-20T09:00:00Z", status="void", usage=...))
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     assert hours(marts)[0] == ("15 10", 0, 0, 0)
     database = marts.ledger.database
     async with (
@@ -69,7 +69,7 @@ async def test_corrections_land_in_the_buckets_of_what_they_correct(marts: Marts
         await connect(database.url_for("tallystick_operator")) as operator,
     ):
         await done(writer, Reverse(Request("t-alpha", "b")))
-        marts.roll_up()
+        marts.roll_up(*FACTS)
         assert hours(marts) == [("15 10", 0, 0, 0), ("15 11", 0, 0, 0), ("15 12", 1, 1_000_000, one)]
         await marts.ledger.add_card(
             make_card(
@@ -80,7 +80,7 @@ async def test_corrections_land_in_the_buckets_of_what_they_correct(marts: Marts
             )
         )
         await reprice(operator, writer, Scope(), actor="finance", reason="the source was misread")
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     assert hours(marts) == [("15 10", 0, 0, 0), ("15 11", 0, 0, 0), ("15 12", 1, 1_000_000, Decimal(3))]
     assert is_a_fold(marts)
 
@@ -89,13 +89,13 @@ async def test_a_load_and_its_revert_move_the_hours_of_its_rows(marts: Marts, tm
     """1,000 tokens in and 100 out at 1 USD a million are 0.0011, on the 10th; taken back, the hour holds nothing."""
     await set_up(marts)
     await marts.post(make_event("a", time="2026-01-15T10:30:00Z", usage=usage(1_000_000)))
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     loads = Loads(marts.ledger, tmp_path)
     await loads.whole(table(call(1), call(2)))
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     assert hours(marts) == [("10 10", 2, 2_000, Decimal("0.0022")), ("15 10", 1, 1_000_000, 1)]
     await loads.revert()
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     assert hours(marts) == [("10 10", 0, 0, 0), ("15 10", 1, 1_000_000, 1)]
     assert is_a_fold(marts)
 
@@ -176,15 +176,15 @@ async def test_a_process_killed_in_mid_model_loses_and_doubles_nothing(marts: Ma
     """`kill -9` while one mart has read its delta and waits to write it, and another may be done."""
     await set_up(marts)
     await marts.post(make_event("a", usage=usage(1)))
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     await marts.post(make_event("b", usage=usage(10)))
     blocker = psycopg.connect(marts.ledger.database.url)
     blocker.execute(f"lock table marts.{mart} in share mode".encode())
     program = (
         "import sys; from pathlib import Path; from tallystick.rollup import run_rollup;"
-        " run_rollup(sys.argv[1], Path(sys.argv[2]))"
+        " run_rollup(sys.argv[1], Path(sys.argv[2]), select=tuple(sys.argv[3:]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, marts.url, str(marts.home)])
+    process = subprocess.Popen([sys.executable, "-c", program, marts.url, str(marts.home), *FACTS])
     waiting = (
         "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
         f" and query like '%%{mart}%%'"
@@ -197,6 +197,6 @@ async def test_a_process_killed_in_mid_model_loses_and_doubles_nothing(marts: Ma
     process.send_signal(signal.SIGKILL)
     process.wait()
     blocker.close()
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     assert marts.ledger.value(f"select sum(input_tokens) from marts.{mart}") == 11
     assert is_a_fold(marts)

@@ -20,6 +20,7 @@ from tests.factories import NODE, make_event, make_window
 from tests.support.soak import examples
 
 PLATFORM = "t-platform"
+MARTS = ("+path:models/marts/gpu", "dim_tenants")
 
 
 async def set_up(marts: Marts) -> None:
@@ -94,7 +95,7 @@ async def test_an_hour_of_a_node_is_shared_by_what_its_cache_held(marts: Marts) 
         request("e-1", "09:30:10", 1_000, 100),
         request("e-2", "09:30:10", 3_000, 300, tenant_id="t-beta", feature="search"),
     )
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "kv_token_ms", "node_amount", "standard_amount", "request_count") == [
         ("09:00", "idle", PLATFORM, 0, Decimal("35.9"), 0, 0),
         ("09:00", "request", "t-alpha", 9_950_000, Decimal("0.025"), Decimal("0.0012"), 1),
@@ -129,7 +130,7 @@ async def test_a_request_that_spans_hours_is_shared_by_what_it_held_in_each(mart
         window("w-2", "10:00:00", "11:00:00"),
         request("e-1", "10:00:06", 1_000, 900),
     )
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "kv_token_ms", "node_amount", "request_count", "standard_amount", where="kind = 'request'") == [
         ("09:00", "request", "t-alpha", 3_950_000, Decimal("0.04"), 0, 0),
         ("10:00", "request", "t-alpha", 9_600_000, Decimal("0.06"), 1, Decimal("0.0028")),
@@ -142,7 +143,7 @@ async def test_a_request_that_ends_with_an_hour_costs_in_it_and_counts_in_the_ne
     await set_up(marts)
     await add_rates(marts, rate())
     await marts.post(window("w-1", "09:00:00", "11:00:00"), request("e-1", "10:00:00", 1_000, 0))
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "kv_token_ms", "node_amount", "request_count", where="kind = 'request'") == [
         ("09:00", "request", "t-alpha", 9_500_000, Decimal("0.1"), 0),
         ("10:00", "request", "t-alpha", 0, 0, 1),
@@ -163,7 +164,7 @@ async def test_what_has_no_window_and_what_has_no_rate_stand_apart(marts: Marts)
         request("e-2", "09:30:05", 1_000, 0, feature="half"),
         request("e-3", "09:30:05", 1_000, 0, feature="unpriced", node_id="gpu-8"),
     )
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(
         marts, "node_id", "feature", "currency", "kv_token_ms", "node_amount", "request_count", "bill_amount"
     ) == [
@@ -185,7 +186,7 @@ async def test_the_rate_in_force_counts_and_one_that_is_known_late_makes_its_hou
         request("e-1", "09:10:10", 1_000, 0),
         request("e-2", "09:40:10", 1_000, 0),
     )
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     bills = ("bill_amount", "node_amount")
     assert rows(marts, *bills, where="kind = 'idle'") == [
         ("09:00", "idle", PLATFORM, 54, Decimal("53.7")), ("10:00", "idle", PLATFORM, 72, 72),
@@ -195,9 +196,9 @@ async def test_the_rate_in_force_counts_and_one_that_is_known_late_makes_its_hou
         ("09:00", "request", "t-alpha", Decimal("0.3"), 19_000_000)
     ]
     await add_rates(marts, rate("7.2", "2026-01-15T11:00:00Z", node_id="gpu-7"))
-    assert marts.roll_up(tests=True).rows["fct_gpu_allocation_hourly"] == 1
+    assert marts.roll_up(*MARTS, tests=True).rows["fct_gpu_allocation_hourly"] == 1
     assert rows(marts, *bills, where="kind = 'idle'")[2] == ("11:00", "idle", PLATFORM, Decimal("7.2"), Decimal("7.2"))
-    assert marts.roll_up().rows["fct_gpu_allocation_hourly"] == 0
+    assert marts.roll_up(*MARTS).rows["fct_gpu_allocation_hourly"] == 0
 
 
 async def test_gateway_and_node_are_one_request_whichever_comes_first(marts: Marts) -> None:
@@ -214,11 +215,11 @@ async def test_gateway_and_node_are_one_request_whichever_comes_first(marts: Mar
     )  # fmt: skip
     node = request("n-1", "09:30:10.250", 1_000, 100, request_id="r-1", feature=...)
     await marts.post(window("w-1", "09:00:00", "10:00:00"), gateway)
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "feature", where="kind <> 'idle'") == []
     posted = await marts.post(node)
     assert [result.outcome for result in posted.results] == ["evidence"]
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "feature", "request_count", "kv_token_ms", "node_amount", where="kind <> 'idle'") == [
         ("09:00", "request", "t-alpha", "search", 1, 9_950_000, Decimal("0.1"))
     ]
@@ -226,7 +227,7 @@ async def test_gateway_and_node_are_one_request_whichever_comes_first(marts: Mar
     await marts.post(
         {**gateway, "id": "g-2", "data": {**gateway["data"], "revision": 1, "tenant_id": "t-alpha", "feature": "chat"}}
     )
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "feature", "request_count", where="kind <> 'idle'") == [
         ("09:00", "request", "t-alpha", "chat", 1)
     ]
@@ -258,7 +259,7 @@ async def test_how_long_a_request_was_there_is_the_best_word_of_it(
     await add_rates(marts, rate())
     plain = {"prefill_ms": ..., "decode_ms": ...}
     await marts.post(window("w-1", "09:00:00", "10:00:00"), request("e-1", "09:30:00", 1_000, 100, **{**plain, **said}))
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     assert rows(marts, "kv_token_ms", "latency_missing_count", where="kind = 'request'") == [
         ("09:00", "request", "t-alpha", kv, missing)
     ]
@@ -269,7 +270,7 @@ async def test_a_call_whose_tokens_nobody_knows_shows_and_costs_nothing_here(mar
     await set_up(marts)
     await add_rates(marts, rate())
     await marts.post(window("w-1", "09:00:00", "10:00:00"), request("e-1", "09:30:00", 1, 1, usage=..., flavour=...))
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "usage_missing_count", "standard_unpriced_count", "node_amount", where="kind = 'request'") == [
         ("09:00", "request", "t-alpha", 1, 1, 0)
     ]
@@ -280,10 +281,10 @@ async def test_a_withdrawn_call_gives_its_share_back(marts: Marts) -> None:
     await add_rates(marts, rate())
     call = request("e-1", "09:30:10", 1_000, 100)
     await marts.post(window("w-1", "09:00:00", "10:00:00"), {**call, "data": {**call["data"], "final": False}})
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     void = request("e-2", "09:30:10", 0, 0, request_id="req-e-1", status="void", usage=..., flavour=..., revision=1)
     await marts.post(void)
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "node_amount", "busy_us") == [("09:00", "idle", PLATFORM, 36, 0)]
 
 
@@ -305,9 +306,9 @@ async def test_a_window_that_comes_late_and_minutes_instead_of_an_hour_change_no
         *calls, *(minute(number, "gpu-7") for number in range(59)),
         window("w-8", "09:00:00", "10:00:00", node_id="gpu-8", energy_joules=6_060),
     )  # fmt: skip
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     await marts.post(minute(59, "gpu-7"))
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     listed = ("kind", "feature", "kv_token_ms", "node_amount", "bill_amount", "busy_us", "energy_joules")
     assert rows(marts, *listed, where="node_id = 'gpu-7'") == rows(marts, *listed, where="node_id = 'gpu-8'")
     assert rows(marts, "bill_amount", "energy_joules", where="kind = 'idle' and node_id = 'gpu-7'")[0][3:] == (
@@ -326,7 +327,7 @@ async def test_two_owners_and_two_models_of_one_hour_pay_each_its_own_time(marts
         window("w-2", "09:30:00", "10:00:00", tenant_id="t-buyer", model="m-else"),
         request("e-1", "09:30:05", 1_000, 0),
     )
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "model", "node_amount", "bill_amount", "busy_us") == [
         ("09:00", "idle", "t-buyer", "m-else", Decimal("17.95"), 18, 5_000_000),
         ("09:00", "idle", PLATFORM, "m-own", Decimal("17.95"), 18, 5_000_000),
@@ -338,7 +339,7 @@ async def test_a_standard_rate_in_another_currency_leaves_the_variance_unknown(m
     await set_up(marts)
     await add_rates(marts, rate(currency="EUR"))
     await marts.post(window("w-1", "09:00:00", "10:00:00"), request("e-1", "09:30:10", 1_000, 100))
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     assert rows(marts, "currency", "standard_currency", "node_amount", "variance_amount") == [
         ("09:00", "idle", PLATFORM, "EUR", "", Decimal("35.9"), None),
         ("09:00", "request", "t-alpha", "EUR", "USD", Decimal("0.1"), 0),
@@ -347,7 +348,7 @@ async def test_a_standard_rate_in_another_currency_leaves_the_variance_unknown(m
 
 async def test_no_reader_of_a_tenant_sees_a_node(marts: Marts) -> None:
     await set_up(marts)
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     assert marts.ledger.value("select to_regclass('marts.own_fct_gpu_allocation_hourly')") is None
     assert not marts.ledger.value(
         "select has_table_privilege('tallystick_reader', 'marts.fct_gpu_allocation_hourly', 'select')"
@@ -404,7 +405,7 @@ def test_whatever_the_load_tenants_and_idle_come_to_the_bill(marts: Marts) -> No
         for part in (events[:half], events[half:]):
             if part:
                 asyncio.run(marts.post(*part))
-                marts.roll_up()
+                marts.roll_up(*MARTS)
         for hour in range(3):
             covered = sum(
                 max(min(end, (hour + 1) * 3_600_000) - max(start, hour * 3_600_000), 0) for start, end in windows
@@ -425,7 +426,7 @@ def test_whatever_the_load_tenants_and_idle_come_to_the_bill(marts: Marts) -> No
             assert found[key] == (bill, bill), key
 
     holds()
-    marts.roll_up(tests=True)
+    marts.roll_up(*MARTS, tests=True)
     piecemeal = contents(marts)
     marts.rebuild("fct_gpu_allocation_hourly")
     assert contents(marts) == piecemeal

@@ -112,8 +112,8 @@ async def test_a_view_of_before_what_is_shown_was_named_is_made_anew(marts: Mart
 async def test_a_view_that_was_dropped_is_there_after_the_next_run(marts: Marts) -> None:
     await set_up(marts)
     await marts.post(make_event("a", usage=usage(1)))
-    marts.roll_up()
+    marts.roll_up("fct_cost_daily")
     marts.ledger.superuser.execute("drop view marts.own_fct_cost_daily")
-    marts.roll_up()
+    marts.roll_up("fct_cost_daily")
     with reader(marts, "t-alpha") as own:
         assert own.execute("select tenant_id from marts.own_fct_cost_daily").fetchall() == [("t-alpha",)]

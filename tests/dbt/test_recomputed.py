@@ -11,6 +11,8 @@ from tests.dbt.conftest import Marts
 from tests.dbt.test_rollup import set_up, usage
 from tests.factories import NODE, make_event
 
+MARTS = ("fct_usage_hourly", "fct_largest_hourly", "fct_from_hours")
+
 LARGEST = """
 {%- set columns = ["tenant_id", "starts_at", "feature"] -%}
 {{ config(one_row_per(columns, buckets=["tenant_id", "starts_at"])) }}
@@ -90,15 +92,20 @@ select * from replaced
 """
 
 
-@pytest.fixture
-def with_models(marts: Marts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Marts:
-    """The project with two marts more, in a copy of its own."""
-    copy = tmp_path / "dbt"
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with two marts more, in a copy of its own, which dbt reads once."""
+    copy = tmp_path_factory.mktemp("recomputed") / "dbt"
     shutil.copytree(rollup.PROJECT, copy)
     (copy / "models" / "marts" / "billing" / "fct_largest_hourly.sql").write_text(LARGEST)
     (copy / "models" / "marts" / "billing" / "fct_from_hours.sql").write_text(FROM_HOURS)
-    monkeypatch.setattr(rollup, "PROJECT", copy)
-    marts.home = tmp_path
+    return copy
+
+
+@pytest.fixture
+def with_models(marts: Marts, project: Path, monkeypatch: pytest.MonkeyPatch) -> Marts:
+    monkeypatch.setattr(rollup, "PROJECT", project)
+    marts.home = project.parent
     return marts
 
 
@@ -118,18 +125,18 @@ async def test_touched_buckets_are_folded_again_whole_and_others_stay(with_model
         make_event("b", time="2026-01-15T10:59:59Z", feature="search", usage=usage(300)),
         make_event("c", time="2026-01-15T11:00:00Z", feature="chat", usage=usage(7)),
     )
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     assert largest(marts) == [(10, "chat", 100, 300), (10, "search", 300, 300), (11, "chat", 7, 7)]
     before = marts.ledger.rows("select ctid::text from marts.fct_largest_hourly where starts_at = '2026-01-15 11:00Z'")
     await marts.post(make_event("late", time="2026-01-15T10:30:00Z", feature="chat", usage=usage(500)))
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     assert largest(marts) == [(10, "chat", 600, 600), (10, "search", 300, 600), (11, "chat", 7, 7)]
     assert (
         marts.ledger.rows("select ctid::text from marts.fct_largest_hourly where starts_at = '2026-01-15 11:00Z'")
         == before
     )
     piecemeal = largest(marts)
-    marts.rebuild()
+    marts.rebuild("fct_largest_hourly")
     assert largest(marts) == piecemeal
 
 
@@ -138,14 +145,14 @@ async def test_a_bucket_of_which_nothing_is_left_is_gone(with_models: Marts) -> 
     marts = with_models
     await set_up(marts)
     await marts.post(make_event("n", source=NODE, request_id="r", feature=..., usage=usage(40), final=False))
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     assert largest(marts) == [(10, "", 40, 40)]
     await marts.post(make_event("g", request_id="r", feature="chat", usage=usage(40)))
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     assert largest(marts) == [(10, "chat", 40, 40)]
     await marts.post(make_event("v", source=NODE, request_id="x", usage=usage(5), final=False))
     await marts.post(make_event("w", request_id="x", status="void", usage=...))
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     assert largest(marts) == [(10, "chat", 40, 40)]
     assert marts.ledger.rows("select input_tokens from marts.fct_from_hours") == [(Decimal(40),)]
 
@@ -155,11 +162,11 @@ async def test_a_mart_made_from_another_goes_no_further_than_that_one(with_model
     marts = with_models
     await set_up(marts)
     await marts.post(make_event("a", usage=usage(1)))
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     await marts.post(make_event("b", usage=usage(10)))
     rollup.run_rollup(marts.url, marts.home, select=("fct_from_hours",))
     assert marts.ledger.rows(
         "select model, low from marts.watermarks where model in ('fct_from_hours', 'fct_usage_hourly') order by 1"
     ) == [("fct_from_hours", 1), ("fct_usage_hourly", 1)]
-    marts.roll_up()
+    marts.roll_up(*MARTS)
     assert marts.ledger.rows("select input_tokens from marts.fct_from_hours") == [(Decimal(11),)]

@@ -11,7 +11,7 @@ from tallystick.refold import Refold, added, refold
 from tallystick.rollup import run_rollup
 from tallystick.verify import verify
 from tests.dbt.conftest import Marts
-from tests.dbt.test_rollup import set_up, usage
+from tests.dbt.test_rollup import FACTS, set_up, usage
 from tests.factories import NODE, make_event
 
 
@@ -43,7 +43,7 @@ async def test_what_runs_added_equals_the_fold_of_the_ledger(marts: Marts) -> No
 async def test_a_micro_unit_in_one_bucket_is_named_with_tenant_time_and_number(marts: Marts) -> None:
     await set_up(marts)
     await marts.post(make_event("a", time="2026-01-15T10:14:00Z", usage=usage(1_000_000)))
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     marts.ledger.superuser.execute("update marts.fct_usage_hourly set charge_amount = charge_amount + 0.000001")
     marts.ledger.superuser.execute("delete from marts.fct_cost_daily")
     found = refolded(marts)
@@ -60,7 +60,7 @@ async def test_the_refold_is_part_of_the_proof_of_everything(marts: Marts) -> No
     """A count that neither the standing proof nor `verify` compares is found all the same."""
     await set_up(marts)
     await marts.post(make_event("a", usage=usage(1)))
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     marts.ledger.superuser.execute("update marts.fct_usage_15min set evidence_count = 1")
     proof = verify(marts.ledger.database.url_for("tallystick_operator"))
     assert proof.ok
@@ -124,14 +124,14 @@ async def test_days_of_a_month_that_left_are_held_against_its_seal(marts: Marts,
         make_event("a", time="2026-01-15T10:14:00Z", usage=usage(1_000_000)),
         make_event("f", time="2026-02-03T10:14:00Z", usage=usage(500_000)),
     )
-    marts.roll_up()
+    marts.roll_up(*FACTS)
     january = date(2026, 1, 1)
     async with await connect(marts.ledger.database.url_for("tallystick_operator")) as operator:
         await closing.close_periods(operator, "test", january)
         await closing.seal_pending(operator)
         await closing.close_partitions(operator)
         await marts.post(make_event("late", time="2026-01-15T11:00:00Z", usage=usage(2_000_000)))
-        marts.roll_up()
+        marts.roll_up(*FACTS)
         await export_month(operator, january, tmp_path / "out", actor="test")
         await retire_month(operator, january, keep=False, actor="test", reason="over")
     found = refolded(marts)

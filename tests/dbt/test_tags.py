@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 from tests.dbt.conftest import Marts
-from tests.dbt.test_rollup import holds, set_up, usage
+from tests.dbt.test_rollup import FACTS, holds, set_up, usage
 from tests.factories import make_event
 
 MARTS = ("path:models/marts/tags", "fct_cost_daily", "dim_tenants")
@@ -83,7 +83,7 @@ async def test_parts_of_large_amounts_are_cut_at_twelve_places(marts: Marts) -> 
     await set_up(marts)
     seven = dict.fromkeys("abcdefg", "")
     await marts.post(make_event("a", tags=seven, usage=usage(1_000_000_000_001)))
-    marts.roll_up()
+    marts.roll_up(*FACTS, *MARTS)
     parts = [row[0] for row in marts.ledger.rows("select charge_amount from marts.fct_tag_cost_daily order by tag")]
     assert parts[1:] == [Decimal("142857.142857285714")] * 6
     assert sum(parts) == Decimal("1000000.000001")

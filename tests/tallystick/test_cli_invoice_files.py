@@ -39,14 +39,17 @@ def test_an_invoice_is_written_as_pdf_csv_and_json(invoiced: Commands, tmp_path:
     assert sum(Decimal(row["amount"]) for row in rows) == Decimal("8.40")
 
 
+@pytest.mark.marts
 def test_a_focus_file_adds_up_once_the_marts_hold_the_usage(
-    invoiced: Commands, database: Database, tmp_path: Path
+    invoiced: Commands, database: Database, tmp_path: Path, dbt_home: Path
 ) -> None:
+    with database.connect() as connection:
+        connection.execute("drop table marts.fct_focus_charges cascade")
     file = tmp_path / "january.parquet"
     early = invoiced("focus", "export", "--month", "2026-01", "--output", str(file))
     assert early.line == "marts.fct_focus_charges is not there yet: run `tallystick rollup`"
     assert not file.exists()
-    run_rollup(database.url_for("tallystick_rollup"), tmp_path / "home")
+    run_rollup(database.url_for("tallystick_rollup"), dbt_home, select=("fct_focus_charges",))
     assert invoiced.ok("focus", "export", "--month", "2026-01", "--output", str(file)).err == "1 document of 2026-01\n"
     assert pl.read_parquet(file)["BilledCost"].sum() == Decimal("8.40")
     of_one = invoiced.ok("invoice", "export", "NW-000001", "--format", "focus-csv").out

@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from tallystick.commands.spikes import FOUND, Finding, by_incident
 from tests.factories import make_event
 from tests.support.ledger import Ledger
@@ -36,8 +38,12 @@ async def _post(commands: Commands) -> None:
         ledger.close()
 
 
-def test_signals_are_shown_with_score_time_and_the_query_that_explains_them(commands: Commands) -> None:
+def test_before_the_first_rollup_there_are_no_signals_to_show(commands: Commands) -> None:
     assert commands("spikes").line == "the marts hold no signals yet: run `tallystick rollup`"
+
+
+@pytest.mark.marts
+def test_signals_are_shown_with_score_time_and_the_query_that_explains_them(commands: Commands) -> None:
     asyncio.run(_post(commands))
     commands.ok("rollup")
 

@@ -22,7 +22,7 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture
-async def asked(database: Database, commands: Commands, tmp_path: Path) -> AsyncIterator[Ledger]:
+async def asked(database: Database, commands: Commands, dbt_home: Path) -> AsyncIterator[Ledger]:
     """A day of t-alpha: 100 tokens in at 2.00 and 10 out at 8.00 a million are 0.00028 a request."""
     ledger = Ledger(database)
     first = (NOW - timedelta(days=62)).date().replace(day=1)
@@ -48,7 +48,7 @@ async def asked(database: Database, commands: Commands, tmp_path: Path) -> Async
         make_event("bad", tenant_id="t-nobody", time=at),
         received_at=at,
     )
-    run_rollup(database.url_for("tallystick_rollup"), tmp_path)
+    run_rollup(database.url_for("tallystick_rollup"), dbt_home)
     yield ledger
     ledger.close()
 
@@ -74,11 +74,13 @@ def test_there_are_twenty_questions_and_each_says_what_it_answers() -> None:
         assert each.grain
 
 
+@pytest.mark.marts
 async def test_each_question_can_be_asked(asked: Ledger, commands: Commands) -> None:
     for name in NAMES:
         await ask(commands, name)
 
 
+@pytest.mark.marts
 async def test_the_answers_are_what_was_posted(asked: Ledger, commands: Commands) -> None:
     """Four chat requests, one of them with 60 of its 100 tokens from the cache: 0.00028 x 3 + 0.00019; one retry without a feature."""
     spent = await ask(commands, "who-spent-most", "tenant=t-alpha", f"since={NOW - timedelta(hours=1):%Y-%m-%dT%H:00Z}")

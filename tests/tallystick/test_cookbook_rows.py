@@ -49,8 +49,9 @@ def only(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row[column] for column in columns) for row in rows]
 
 
+@pytest.mark.marts
 async def test_growth_is_told_by_week_and_a_higher_month_by_tokens_and_price(
-    ledger: Ledger, commands: Commands, tmp_path: Path
+    ledger: Ledger, commands: Commands, dbt_home: Path
 ) -> None:
     """Weeks to 20 January: chat 0.10, then 0.30; search 0.05, then nothing. February's price is twice January's.
 
@@ -67,7 +68,7 @@ async def test_growth_is_told_by_week_and_a_higher_month_by_tokens_and_price(
         spending("c", "0.05", "2026-01-10T12:00:00Z", feature="search"),
         spending("d", "0.50", "2026-02-05T12:00:00Z"),
     )
-    await asyncio.to_thread(rolled_up, ledger, tmp_path, "fct_cost_daily")
+    await asyncio.to_thread(rolled_up, ledger, dbt_home, "fct_cost_daily")
 
     grew = await ask(commands, "which-feature-grew", "day=2026-01-20")
     assert only(grew, "feature", "this_week", "week_before", "growth", "requests", "requests_before") == [
@@ -131,7 +132,8 @@ async def test_causes_come_to_what_a_budget_is_above_its_limit(ledger: Ledger, c
     ]
 
 
-async def test_idle_time_of_a_node_is_told_in_money(ledger: Ledger, commands: Commands, tmp_path: Path) -> None:
+@pytest.mark.marts
+async def test_idle_time_of_a_node_is_told_in_money(ledger: Ledger, commands: Commands, dbt_home: Path) -> None:
     """36 USD an hour, a cent a second: an hour with a call of 10 s leaves 3,590 s and 35.90 idle. gpu-8 has no rate."""
     await ledger.add_price("m-own", provider="vllm", input="1.00", output="2.00")
     rate = NodeRate(
@@ -153,7 +155,7 @@ async def test_idle_time_of_a_node_is_told_in_money(ledger: Ledger, commands: Co
         make_window("w-8", node_id="gpu-8", gpu_model="L4", gpu_count=1, **hour),
         call,
     )
-    await asyncio.to_thread(rolled_up, ledger, tmp_path, "fct_gpu_allocation_hourly")
+    await asyncio.to_thread(rolled_up, ledger, dbt_home, "fct_gpu_allocation_hourly")
     idle = await ask(commands, "nodes-without-work", EVER)
     assert only(idle, "node_id", "currency", "windows", "covered_hours", "bill_amount", "idle_amount") == [
         ("gpu-7", "USD", 1, 1, 36, Decimal("35.9")),
