@@ -22,10 +22,11 @@ install: $(VENV)/made ## make the environment
 demo: $(VENV)/made ## real traffic from bytes to bill, from nothing
 	@$(BIN)/tallystick demo
 
-# Two processes, each with servers of its own; a file stays whole, as its tests may share what is slow to make.
+# Two processes, each with servers of its own; a file stays whole, as its tests may share what is slow to make. Files come in
+# the order of tests/conftest.py, not those of many tests first, which would leave the slowest files to the end.
 JOBS ?= 2
 test: $(VENV)/made ## every test: make test TESTS=tests/ledger for a part, JOBS=1 for one process
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(VENV)/made ## style, types, and the contracts between the rooms
 	$(BIN)/ruff check .

@@ -28,7 +28,13 @@ CHECKOUT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
 
 
+# Files of few tests that take minutes: a process that gets one of them last would work alone at the end of a run.
+SLOW_FIRST = ("stories", "dbt")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {folder: place for place, folder in enumerate(SLOW_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
     for item in items:
         if "kafka4" in getattr(item, "fixturenames", ()):
             item.add_marker("kafka")
@@ -59,7 +65,10 @@ def migrated_template(postgres_server: EmbeddedPostgres) -> str:
 
 @pytest.fixture(scope="session")
 def months_template(postgres_server: EmbeddedPostgres, migrated_template: str) -> str:
-    """The name of the same with the partitions of the tests' months, which the database of a `ledger` is copied from."""
+    """The name of the same with the partitions that the first tenant of a `Ledger` would make.
+
+    The `database` of whoever asks for it, such as `ledger`, is copied from this one.
+    """
     return databases.make_months_template(postgres_server.address, migrated_template)
 
 
@@ -81,8 +90,7 @@ def database(postgres_server: EmbeddedPostgres, request: pytest.FixtureRequest) 
     name, template = f"test_{next(_numbers)}", "migrated_template"
     if request.node.get_closest_marker("marts"):
         name, template = databases.MARTS, "rolled_template"
-    elif "ledger" in request.fixturenames:
-        # Its first tenant would make just these partitions.
+    elif "months_template" in request.fixturenames:
         template = "months_template"
     template = request.getfixturevalue(template)
     with databases.scratch_database(postgres_server.address, name, template) as made:
@@ -119,7 +127,7 @@ def kafka4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka4_support.
 
 
 @pytest.fixture
-def ledger(database: databases.Database) -> Iterator[Ledger]:
+def ledger(database: databases.Database, months_template: str) -> Iterator[Ledger]:
     """An empty ledger with t-alpha, a gateway and a node; prices and more by its own calls."""
     made = Ledger(database).add_tenant().add_source().add_node()
     try:
