@@ -12,7 +12,7 @@ COMMIT = ("--commit", "--reason", "wrong tenant", "--actor", "ann")
 
 
 @pytest.fixture
-async def posted(commands: Commands) -> Commands:
+async def posted(commands: Commands, months_template: str) -> Commands:
     """A request r of 0.00028, a proposal to it of 0.00014, and a conflict of another."""
     ledger = Ledger(commands.database).add_tenant().add_source()
     try:

@@ -20,7 +20,7 @@ HOSTILE = b'{"id": "\x1b[2J\xe2\x80\xae\x07",\n\xff\xfe}'
 
 
 @pytest.fixture
-def world(commands: Commands) -> Iterator[Ledger]:
+def world(commands: Commands, months_template: str) -> Iterator[Ledger]:
     made = Ledger(commands.database).add_tenant().add_source()
     try:
         yield made

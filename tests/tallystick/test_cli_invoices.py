@@ -23,7 +23,7 @@ customers:
 
 
 @pytest.fixture
-async def billed(database: Database, commands: Commands, tmp_path: Path) -> Commands:
+async def billed(database: Database, commands: Commands, tmp_path: Path, months_template: str) -> Commands:
     """t-alpha used 3 of chat and 4 of search in January."""
     made = Ledger(database).add_tenant().add_source()
     await made.add_price(input="1.00", output="1.00")

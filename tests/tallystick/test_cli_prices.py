@@ -25,7 +25,7 @@ MAPS = [
 
 
 @pytest.fixture
-def ledger(database: Database) -> Iterator[Ledger]:
+def ledger(database: Database, months_template: str) -> Iterator[Ledger]:
     made = Ledger(database).add_tenant().add_source().add_node()
     yield made
     made.close()

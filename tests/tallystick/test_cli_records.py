@@ -16,7 +16,7 @@ HOSTILE = b'{"id": "\x1b[2J\xe2\x80\xae\x07",\n\xff\xfe}'
 
 
 @pytest.fixture
-async def posted(commands: Commands) -> Commands:
+async def posted(commands: Commands, months_template: str) -> Commands:
     """A ledger with one entry and two dead letters."""
     ledger = Ledger(commands.database).add_tenant().add_source()
     try:

@@ -13,7 +13,7 @@ from tests.tallystick.commands import Commands
 
 
 @pytest.fixture
-def world(commands: Commands) -> Iterator[Ledger]:
+def world(commands: Commands, months_template: str) -> Iterator[Ledger]:
     made = Ledger(commands.database).add_tenant().add_source()
     try:
         yield made

@@ -12,7 +12,7 @@ from tests.tallystick.commands import Commands
 
 
 @pytest.fixture
-async def december(commands: Commands) -> Commands:
+async def december(commands: Commands, months_template: str) -> Commands:
     """One entry of a user in December, one in January; December can be closed."""
     ledger = Ledger(commands.database).add_tenant().add_source()
     try:

@@ -9,7 +9,7 @@ from tests.tallystick.commands import Commands
 
 
 @pytest.fixture
-async def posted(commands: Commands) -> Commands:
+async def posted(commands: Commands, months_template: str) -> Commands:
     """A pair that differs by two tokens, and one answer under two requests."""
     ledger = Ledger(commands.database).add_tenant().add_source().add_node()
     try:

@@ -25,7 +25,7 @@ NO_MARTS = "the marts are not there yet: run `tallystick rollup`"
 
 
 @pytest.fixture
-async def ledger(database: Database) -> AsyncIterator[Ledger]:
+async def ledger(database: Database, months_template: str) -> AsyncIterator[Ledger]:
     """A request of each of two tenants, one reported twice, one without a price."""
     made = Ledger(database)
     made.add_tenant(first_period=DECEMBER).add_tenant("t-beta", zone="Europe/Berlin").add_source().add_node()

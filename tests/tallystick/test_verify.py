@@ -19,7 +19,7 @@ from tests.support.ledger import Ledger
 
 
 @pytest.fixture
-async def ledger(database: Database) -> AsyncIterator[Ledger]:
+async def ledger(database: Database, months_template: str) -> AsyncIterator[Ledger]:
     """Two tenants, three batches: a request each, one reported twice, one of a model without a price, a dead letter."""
     made = Ledger(database)
     made.add_tenant().add_tenant("t-beta", zone="Europe/Berlin").add_source().add_node()
