@@ -80,6 +80,10 @@ class Call(Protocol):
     def cost_currency(self) -> str | None: ...
 
 
+Rates = tuple[tuple[int, int, Decimal, Decimal], ...]
+"""By rate set: the prices of a token in and of one out, the unit that both are in, and the fee of a request."""
+
+
 class Reach(msgspec.Struct, frozen=True, gc=False):
     """What could price calls that differ in nothing but their counts and stated amounts, from now on until a time."""
 
@@ -87,6 +91,8 @@ class Reach(msgspec.Struct, frozen=True, gc=False):
     currency: str
     sets: tuple[Sets, Sets] | None
     """Of the cost and the charge book; None where the count of input chooses them too."""
+    rates: tuple[Rates | None, Rates | None] = (None, None)
+    """What those come to for counts of input and output; None where more has to be looked at than the counts."""
 
 
 def reach(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> Reach:
@@ -98,7 +104,21 @@ def reach(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> Rea
     then = prices.rate_sets(msgspec.structs.replace(asked, occurred_at=until))
     if any(_has_bands(prices, each) for each in (*prices.rate_sets(asked), *then)):
         return Reach(model, currency, None)
-    return Reach(model, currency, _reachable(prices, asked, call.basis, until))
+    cost, charge = sets = _reachable(prices, asked, call.basis, until)
+    return Reach(model, currency, sets, (_rates(books, cost, tenant, call), _rates(books, charge, tenant, call)))
+
+
+def _rates(books: Books, sets: Sets, tenant: Tenant, call: Call) -> Rates | None:
+    """Return what `_amount` would make of any counts, or None where that takes more than two prices and a fee."""
+    found = []
+    for rate_set in sets:
+        if isinstance(rate_set, Unpriced) or _is_own(books, rate_set, tenant, call):
+            return None
+        into, out = _dearest(rate_set) if call.basis == "worst_case" else _plain(rate_set)
+        if into is None or out is None:
+            return None
+        found.append((into, out, rate_set.unit, _fee(books, rate_set)))
+    return tuple(found)
 
 
 def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int, reached: Reach | None = None) -> Estimate:
@@ -127,10 +147,19 @@ def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int, rea
         cost_sets, charge_sets = reached.sets or _reachable(
             books.prices, _selectors(tenant, call, currency, model, now, into), call.basis, until
         )
+        cost_rates, charge_rates = reached.rates if call.quantities is None else (None, None)
         if charge is None:
-            charge, _ = _amount(books, charge_sets, tenant, call, into, out)
+            if charge_rates is not None:
+                charge = _largest_amount(charge_rates, into, out)
+            else:
+                charge, _ = _amount(books, charge_sets, tenant, call, into, out)
         if cost is None:
-            cost, cost_currency = _amount(books, cost_sets, tenant, call, into, out)
+            if cost_rates is not None:
+                first = cost_sets[0]
+                assert isinstance(first, RateSet), "what has rates has a price"
+                cost, cost_currency = _largest_amount(cost_rates, into, out), first.currency
+            else:
+                cost, cost_currency = _amount(books, cost_sets, tenant, call, into, out)
     return Estimate(
         charge,
         charge_currency,
@@ -174,10 +203,36 @@ def _amount(
     return found, currency
 
 
-def _amount_of(books: Books, rate_set: RateSet, tenant: Tenant, call: Call, into: int, out: int) -> Decimal | None:
-    if rate_set.billing_rules.get("own_key") == "free" and (
+def _largest_amount(rates: Rates, into: int, out: int) -> Decimal:
+    """Return the largest amount that counts come to."""
+    found: Decimal | None = None
+    for price_in, price_out, unit, fee in rates:
+        amount = EXACT.multiply(Decimal(into * price_in + out * price_out), unit)
+        if fee:
+            amount = EXACT.add(amount, fee)
+        if found is None or amount > found:
+            found = amount
+    assert found is not None, "a call is priced by one set at least"
+    return found
+
+
+def _is_own(books: Books, rate_set: RateSet, tenant: Tenant, call: Call) -> bool:
+    return rate_set.billing_rules.get("own_key") == "free" and (
         books.parties.own_accounts.get(call.provider_account or "") == tenant.tenant_id
-    ):
+    )
+
+
+def _fee(books: Books, rate_set: RateSet) -> Decimal:
+    """Return what a request costs beside its tokens."""
+    fee = books.prices.fee(rate_set) if books.prices.has_fees else None
+    if fee is None:
+        return _ZERO
+    (rate,) = fee.rates.values()
+    return rate.price
+
+
+def _amount_of(books: Books, rate_set: RateSet, tenant: Tenant, call: Call, into: int, out: int) -> Decimal | None:
+    if _is_own(books, rate_set, tenant, call):
         amount: Decimal | None = _ZERO
     elif call.quantities is not None:
         amount = amount_of(call.quantities, rate_set)
@@ -186,11 +241,8 @@ def _amount_of(books: Books, rate_set: RateSet, tenant: Tenant, call: Call, into
         if (into and rates[0] is None) or (out and rates[1] is None):
             return None
         amount = EXACT.multiply(Decimal(into * (rates[0] or 0) + out * (rates[1] or 0)), rate_set.unit)
-    fee = books.prices.fee(rate_set) if books.prices.has_fees else None
-    if fee is not None and amount is not None:
-        (rate,) = fee.rates.values()
-        amount = EXACT.add(amount, rate.price)
-    return amount
+    fee = _fee(books, rate_set)
+    return EXACT.add(amount, fee) if fee and amount is not None else amount
 
 
 _SETS_MAX: Final = 10_000

@@ -6,8 +6,10 @@ asks that all fit are decided by `quotas.reserve_known`, which looks at their wi
 
 from collections.abc import Sequence
 from datetime import date, datetime
-from decimal import Decimal
-from typing import Final
+from decimal import Decimal, localcontext
+from operator import add, sub
+from types import NoneType
+from typing import Any, Final
 
 import msgspec
 
@@ -33,7 +35,7 @@ UNITS: Final = (
     "input_tokens_without_cache_reads",
     "requests",
 )
-"""In the order in which `amounts_of` returns them."""
+"""In the order that `column_of` takes."""
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -123,19 +125,38 @@ class Known:
 Amount = int | Decimal
 
 
-def amounts_of(
-    charge: Decimal | None, cost: Decimal | None, into: int | None, out: int | None, reads: int | None
-) -> tuple[Amount | None, ...]:
-    """Return what a call would take of each unit, in the order of `UNITS`; None is unknown."""
-    return (
-        charge,
-        cost,
-        None if into is None or out is None else into + out,
-        into,
-        out,
-        None if into is None or reads is None else into - reads,
-        1,
-    )
+def column_of(unit: int, rows: Sequence[Sequence[Any]]) -> list[Amount] | None:
+    """Return what calls would take of a unit, by its place in `UNITS`, or None where one of them is unknown.
+
+    Shape: rows hold charge, cost, input, output and cache reads from their eighth place on.
+    """
+    match unit:
+        case 0:
+            columns = [[row[7] for row in rows]]
+        case 1:
+            columns = [[row[8] for row in rows]]
+        case 2:
+            columns = [[row[9] for row in rows], [row[10] for row in rows]]
+        case 3:
+            columns = [[row[9] for row in rows]]
+        case 4:
+            columns = [[row[10] for row in rows]]
+        case 5:
+            columns = [[row[9] for row in rows], [row[11] for row in rows]]
+        case _:
+            return [1] * len(rows)
+    # By type: to compare a decimal with None takes longer than all the rest.
+    if any(NoneType in map(type, column) for column in columns):
+        return None
+    if len(columns) == 1:
+        return columns[0]
+    return list(map(sub if unit == 5 else add, *columns))
+
+
+def total(amounts: Sequence[Amount]) -> Amount:
+    """Return an exact sum."""
+    with localcontext(EXACT):
+        return sum(amounts)
 
 
 def added(left: Amount, right: Amount) -> Amount:

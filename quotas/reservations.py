@@ -26,7 +26,7 @@ from ledger.parties import Tenant
 from ledger.times import from_micros, micros
 from quotas.errors import AskRefused
 from quotas.estimates import Basis, Reach, estimate, reach
-from quotas.known import Amount, Fit, Known, Match, Scope, WindowKey, added, amounts_of, shortest
+from quotas.known import Amount, Fit, Known, Match, Scope, WindowKey, added, column_of, shortest, total
 from quotas.remaining import Span, span
 
 Outcome = Literal["admitted", "degraded", "refused", "conflict"]
@@ -287,6 +287,8 @@ async def reserve(
     Units: `at` in UTC microseconds stands for the database's clock, for tests and replays.
     Errors: StaleBooks when parties or prices have changed since the books were read: read them and ask again.
     """
+    if len({(ask.tenant_id, ask.reservation_id) for ask in asks}) == len(asks):
+        return await _reserve(asks, connection, books, at, is_booking, known)
     decisions: list[Decision | None] = [None] * len(asks)
     waiting = list(range(len(asks)))
     while waiting:
@@ -310,10 +312,13 @@ async def _reserve(
     asks: Sequence[Ask], connection: Connection, books: Books, at: int | None, is_booking: bool, known: Known | None
 ) -> list[Decision]:
     now = micros(datetime.now(UTC)) if at is None else at
-    payers = [books.parties.tenant_at(ask.tenant_id, now) for ask in asks]
-    refused: dict[int, Reason] = {place: "unknown_tenant" for place, payer in enumerate(payers) if payer is None}
-    if not is_booking:
-        refused.update(await _inactive(connection, asks, payers, now))
+    by_name = {name: books.parties.tenant_at(name, now) for name in {ask.tenant_id for ask in asks}}
+    payers = [by_name[ask.tenant_id] for ask in asks]
+    refused: dict[int, Reason] = {}
+    if any(payer is None or payer.at(now).status != "active" for payer in by_name.values()):
+        refused = {place: "unknown_tenant" for place, payer in enumerate(payers) if payer is None}
+        if not is_booking:
+            refused.update(await _inactive(connection, asks, payers, now))
     if refused:
         # These are refused by the books alone: a tenant may have been added, or resumed, since they were read.
         await _refuse_old(connection, books)
@@ -337,6 +342,8 @@ async def _reserve(
         answer = await _decide(connection, table, at, is_booking)
         if known is not None:
             answer.teach(known, table.scopes, books)
+    if not refused and isinstance(answer, _AllFit):
+        return answer.decisions(asks)
     earlier = [
         (ask.tenant_id, ask.reservation_id)
         for ask, place in zip(asks, places, strict=True)
@@ -377,12 +384,13 @@ async def _know_users(
     connection: Connection, asks: Sequence[Ask], payers: Sequence[Tenant | None], books: Books
 ) -> None:
     """Give users the ids that stand for them in the ledger, so that budgets by user see the first ask of each."""
-    users: dict[tuple[str, str], None] = {}
-    for ask, payer in zip(asks, payers, strict=True):
-        if ask.user_hash is not None and payer is not None:
-            user = (payer.tenant_id, ask.user_hash)
-            if user not in books.subject_ids:
-                users[user] = None
+    users = {
+        user: None
+        for ask, payer in zip(asks, payers, strict=True)
+        if ask.user_hash is not None
+        and payer is not None
+        and (user := (payer.tenant_id, ask.user_hash)) not in books.subject_ids
+    }
     if users:
         await ensure_ids(connection, books, {}, users)
 
@@ -394,7 +402,7 @@ class _Table:
         self._books = books
         self._now = now
         self._scopes: dict[Scope, int] = {}
-        self._shapes: dict[tuple[Any, ...], tuple[Reach, Scope]] = {}
+        self._shapes: dict[tuple[Any, ...], tuple[Reach, Scope, dict[Any, int]]] = {}
         self.rows: list[tuple[Any, ...]] = []
 
     def add(self, ask: Ask, payer: Tenant) -> int:
@@ -407,13 +415,16 @@ class _Table:
         until = self._now + ask.ttl_seconds * 1_000_000
         known = self._shapes.get(shape)
         if known is None:
-            known = self._shapes[shape] = self._shape(ask, payer, until)
-        reached, scope = known
+            known = self._shapes[shape] = (*self._shape(ask, payer, until), {})
+        reached, scope, numbers = known
         estimated = estimate(self._books, payer, ask, self._now, until, reached)
-        full = (*scope, estimated.charge_currency, estimated.cost_currency)
+        currencies = estimated.charge_currency, estimated.cost_currency
+        number = numbers.get(currencies)
+        if number is None:
+            number = numbers[currencies] = self._scopes.setdefault((*scope, *currencies), len(self._scopes) + 1)
         self.rows.append(
             (
-                self._scopes.setdefault(full, len(self._scopes) + 1),
+                number,
                 ask.tenant_id,
                 ask.reservation_id,
                 ask.content_hash,
@@ -469,6 +480,9 @@ _QUOTED: Final = re.compile(r"[^0-9A-Za-z_.:/@-]")
 
 def _array(values: Sequence[Any]) -> str:
     """Return a column as Postgres reads an array: of numbers, of booleans, or of texts."""
+    if len(values) > 1 and values.count(values[0]) == len(values):
+        # A column often says one thing; what is equal may still be written otherwise, but says the same.
+        return "{" + ",".join([_element(values[0])] * len(values)) + "}"
     kinds = set(map(type, values))
     if kinds == {str}:
         joined = "".join(values)
@@ -632,27 +646,32 @@ class _AllFit:
         self._scope_of = [row[0] - 1 for row in table.rows]
         self.outcomes: Sequence[str] = ["admitted"] * len(table.rows)
         self.decided_at = _EPOCH
-        self._tightest: list[tuple[int, str] | None] = []
-        self._texts: list[list[str]] = []
-        self._sums: list[list[Amount]] = [[0] * len(fit.matches) for fit in fits]
-        units = [fit.units for fit in fits]
+        self._until: dict[int, datetime] = {}
+        self._tightest: list[tuple[int, str, Span] | None] = []
+        self._texts: list[tuple[str, ...]] = [()] * len(table.rows)
+        self._sums: list[list[Amount]] = []
         self.is_known = True
-        for row in table.rows:
-            scope = row[0] - 1
-            amounts = amounts_of(*row[7:12])
-            taken = [amounts[unit] for unit in units[scope]]
-            if None in taken:
+        for scope, fit in enumerate(fits):
+            rows = table.rows if len(fits) == 1 else [row for row in table.rows if row[0] - 1 == scope]
+            columns = [column_of(unit, rows) for unit in fit.units]
+            if None in columns:
                 self.is_known = False
                 return
-            self._texts.append([shortest(amount) for amount in taken])  # type: ignore[arg-type]
-            self._sums[scope] = [added(*pair) for pair in zip(self._sums[scope], taken, strict=True)]  # type: ignore[arg-type]
+            self._sums.append([total(column) for column in columns])  # type: ignore[arg-type]
+            texts = zip(*(map(shortest, column) for column in columns), strict=True) if columns else ()  # type: ignore[arg-type]
+            if len(fits) == 1:
+                self._texts = list(texts) or self._texts
+            else:
+                places = [place for place, of in enumerate(self._scope_of) if of == scope]
+                for place, text in zip(places, texts, strict=False):
+                    self._texts[place] = text
         self.windows: dict[WindowKey, tuple[int, Amount, Decimal | None, str]] = {}
         for fit, sums in zip(fits, self._sums, strict=True):
-            for match, total in zip(fit.matches, sums, strict=True):
+            for match, summed in zip(fit.matches, sums, strict=True):
                 number, before, room, _ = self.windows.get(match.key, (len(self.windows), 0, match.room, ""))
                 if room is None or (match.room is not None and match.room < room):
                     room = match.room
-                self.windows[match.key] = number, added(before, total), room, match.marks
+                self.windows[match.key] = number, added(before, summed), room, match.marks
 
     def parameters(self, table: _Table, known: Known, at: int | None) -> list[Any]:
         """Return what the statement takes, in order."""
@@ -695,46 +714,55 @@ class _AllFit:
         }
         for fit, sums in zip(self._fits, self._sums, strict=True):
             tightest: tuple[int, Amount, Amount] | None = None
-            for place, (match, total) in enumerate(zip(fit.matches, sums, strict=True)):
+            for place, (match, summed) in enumerate(zip(fit.matches, sums, strict=True)):
                 if match.hardness == "shadow" or match.limit is None:
                     continue
                 left = EXACT.subtract(Decimal(match.limit), Decimal(after[match.key]))
                 if tightest is None or EXACT.multiply(left, Decimal(tightest[2])) < EXACT.multiply(
-                    Decimal(tightest[1]), Decimal(total)
+                    Decimal(tightest[1]), Decimal(summed)
                 ):
-                    tightest = place, left, total
-            self._tightest.append(None if tightest is None else (tightest[0], shortest(tightest[1])))
+                    tightest = place, left, summed
+            if tightest is None:
+                self._tightest.append(None)
+            else:
+                match = fit.matches[tightest[0]]
+                window = span(match.kind, match.days, match.anchor, match.window_start, match.zone)
+                self._tightest.append((tightest[0], shortest(tightest[1]), window))
+
+    def decisions(self, asks: Sequence[Ask]) -> list[Decision]:
+        return [self.decision(place, ask, None) for place, ask in enumerate(asks)]
 
     def decision(self, place: int, ask: Ask, _: "Reservation | None") -> Decision:
         scope = self._scope_of[place]
-        fit, texts, tightest = self._fits[scope], self._texts[place], self._tightest[scope]
+        matches, texts, tightest = self._fits[scope].matches, self._texts[place], self._tightest[scope]
         named = None
         if tightest is not None:
-            number, left = tightest
-            match = fit.matches[number]
+            number, left, window = tightest
+            match = matches[number]
             assert match.limit is not None
-            window = span(match.kind, match.days, match.anchor, match.window_start, match.zone)
             named = Tightest(
                 match.budget_id, match.group_key, match.unit, match.currency, match.hardness, window, match.limit,
                 texts[number], left,
             )  # fmt: skip
+        until = self._until.get(ask.ttl_seconds)
+        if until is None:
+            until = self._until[ask.ttl_seconds] = self.decided_at + timedelta(seconds=ask.ttl_seconds)
+        holds = tuple(
+            [
+                Hold(match.budget_id, match.group_key, match.window_start, match.unit, match.currency, text, text)
+                for match, text in zip(matches, texts, strict=True)
+            ]
+        )
         return Decision(
             ask.tenant_id,
             ask.reservation_id,
             "admitted",
             "held",
             tightest=named,
-            holds=tuple(
-                [
-                    Hold(
-                        match.budget_id, match.group_key, match.window_start, match.unit, match.currency, text, text
-                    )
-                    for match, text in zip(fit.matches, texts, strict=True)
-                ]
-            ),
-            expires_at=self.decided_at + timedelta(seconds=ask.ttl_seconds),
+            holds=holds,
+            expires_at=until,
             decided_at=self.decided_at,
-        )  # fmt: skip
+        )
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -758,10 +786,10 @@ async def _decide_known(
         return None
     assert row is not None
     decided_at, taken = row
-    for (key, (_, total, room, _marks)), before in zip(asked.windows.items(), taken or (), strict=False):
+    for (key, (_, summed, room, _marks)), before in zip(asked.windows.items(), taken or (), strict=False):
         if decided_at is not None:
             known.note_room(key)
-        elif room is not None and added(Decimal(before), total) > room:
+        elif room is not None and added(Decimal(before), summed) > room:
             known.note_full(key)
     if decided_at is None:
         return None
