@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from hashlib import sha256
 from types import NoneType
 from typing import Any, Final, Literal
 
@@ -19,7 +20,6 @@ from psycopg.pq import TransactionStatus
 from ledger.books import Books, ensure_ids
 from ledger.database import Connection
 from ledger.errors import StaleBooks
-from ledger.keys import digest_uuid
 from ledger.meters import METERS, Quantities
 from ledger.money import EXACT
 from ledger.parties import Tenant
@@ -85,7 +85,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     @property
     def content_hash(self) -> str:
         """What tells a repeated ask from another one under the same id."""
-        return digest_uuid(msgspec.json.encode(self, order="sorted"))
+        # Without the dashes, which Postgres puts in where it prints it.
+        return sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:32]
 
 
 def _check(ask: Ask) -> None:
@@ -784,6 +785,10 @@ async def _decide_known(
     except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
         # An id that is there already, or is being made: the long way tells which.
         return None
+    except psycopg.Error as error:
+        if error.sqlstate == _STALE:
+            return None
+        raise
     assert row is not None
     decided_at, taken = row
     for (key, (_, summed, room, _marks)), before in zip(asked.windows.items(), taken or (), strict=False):

@@ -58,8 +58,11 @@ def said(decision: Decision) -> tuple[Any, ...]:
     )
 
 
-async def test_it_decides_as_matching_does(ledger: Ledger) -> None:
+@pytest.mark.parametrize("is_alone", [False, True])
+async def test_it_decides_as_matching_does(ledger: Ledger, is_alone: bool) -> None:
     """The same asks of two tenants with the same budgets, one remembered and one matched each time: up to thresholds and limits.
+
+    One budget alone is taken by one statement, several are locked and looked at before.
 
     A call is 0.10, or 0.20 in the second scope, and 100,000 tokens: the note at 0.5 of 2.00, the token limit of 1.5 million, and
     the shadow's limit of four calls are all passed on the way to 2.00.
@@ -69,6 +72,8 @@ async def test_it_decides_as_matching_does(ledger: Ledger) -> None:
     for tenant in ("t-alpha", "t-beta"):
         begin = tenant[2]
         await set_budget(ledger, budget_id=f"{begin}-money", tenant_id=tenant, limit="2.00", thresholds=["0.5"])
+        if is_alone:
+            continue
         await set_budget(
             ledger, budget_id=f"{begin}-tokens", tenant_id=tenant, unit="total_tokens", window="day", limit="1500000"
         )
