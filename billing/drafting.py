@@ -1,10 +1,11 @@
 """A month to the documents that would be issued for it: computed from what is known, never stored. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from billing.agreements import Bound, Customer, Issuer, Item, TaxRate, currencies_of, in_force, item_lines
 from billing.crediting import Creditable, OwedBack, owed_back_notes
@@ -198,7 +199,7 @@ def _draft(
         notes=_exchange_notes(usage, currency),
     )
     return Draft(
-        replace(document, digest=digest_of(document)),
+        document.marked(digest=digest_of(document)),
         placed.notes,
         tuple(refusals),
         tuple(_beyond(known.bounds.get(currency), document, known.totals_before.get(currency))),
@@ -209,27 +210,37 @@ def _draft(
 # --- Lines ------------------------------------------------------------------------------------------------------------
 
 
+class _Unprinted(NamedTuple):
+    """A line whose place and printed amount nobody knows yet: its other fields, before and after the amount."""
+
+    exact_amount: Decimal
+    tax_category: str
+    before: tuple[Any, ...]
+    after: tuple[Any, ...] = ()
+
+    def printed(self, line_no: int, amount: Decimal) -> Line:
+        values = (line_no, *self.before, self.exact_amount, amount, self.tax_category, *self.after)
+        return Line(*values)
+
+
 def _lines(
     known: Month, currency: str, usage: Sequence[tuple[UsageLine, ExchangeRate | None]], category: str
-) -> list[Line]:
+) -> list[_Unprinted]:
     converted = [
         (line, line.amount if rate is None else EXACT.multiply(line.amount, rate.rate)) for line, rate in usage
     ]
     lines = []
     for (line, amount), (_, rate) in zip(converted, usage, strict=True):
-        price = (
-            line.unit_price if rate is None or line.unit_price is None else EXACT.multiply(line.unit_price, rate.rate)
-        )
-        lines.append(
-            Line(
-                0, "usage", describe(line), line.service_month, month_after(line.service_month), line.feature,
-                line.provider, line.model, line.meter, line.quantity, price, line.per, amount, _ZERO, category,
-                charged_amount=line.amount,
-                charged_currency=line.currency,
-                exchange_rate=None if rate is None else rate.rate,
-                exchange_rate_at=None if rate is None else from_micros(rate.effective_at),
-            )
+        month, price = line.service_month, line.unit_price
+        exchange: tuple[Any, ...] = ()
+        if rate is not None:
+            exchange = (rate.rate, from_micros(rate.effective_at))
+            price = None if price is None else EXACT.multiply(price, rate.rate)
+        before = (
+            "usage", describe(line), month, month_after(month), line.feature, line.provider, line.model, line.meter,
+            line.quantity, price, line.per,
         )  # fmt: skip
+        lines.append(_Unprinted(amount, category, before, (None, line.amount, line.currency, *exchange)))
     lines += [
         _agreed_line(
             item.kind, item.description, item.start, item.end, item.amount, item.tax_category or category, item.item_id,
@@ -242,8 +253,13 @@ def _lines(
 
 def describe(line: UsageLine) -> str:
     """Return what stands on a usage line: the model, and what of it was counted."""
-    what = "difference stated" if line.meter == AMOUNT_STATED else line.meter.replace("_", " ")
-    return f"{line.model or 'no model'}: {what}"
+    return _described(line.model, line.meter)
+
+
+@lru_cache(maxsize=4096)
+def _described(model: str | None, meter: str) -> str:
+    what = "difference stated" if meter == AMOUNT_STATED else meter.replace("_", " ")
+    return f"{model or 'no model'}: {what}"
 
 
 def _agreed_line(
@@ -256,13 +272,12 @@ def _agreed_line(
     item_id: str | None = None,
     feature: str | None = None,
     model: str | None = None,
-) -> Line:
-    return Line(
-        0, kind, description, start, end, feature, None, model, None, None, None, None, amount, _ZERO, category, item_id
-    )
+) -> _Unprinted:
+    before = (kind, description, start, end, feature, None, model, None, None, None, None)
+    return _Unprinted(amount, category, before, (item_id,))
 
 
-def _tax_rates(known: Month, lines: Sequence[Line], refusals: list[str]) -> dict[str, TaxRate]:
+def _tax_rates(known: Month, lines: Sequence[_Unprinted], refusals: list[str]) -> dict[str, TaxRate]:
     """Return the rate of each category of the lines, as of the month's last day, in the order in which they stand."""
     found: dict[str, TaxRate] = {}
     for line in lines:
@@ -281,7 +296,7 @@ def _tax_rates(known: Month, lines: Sequence[Line], refusals: list[str]) -> dict
 
 
 def _add_up(
-    lines: Sequence[Line], rates: Mapping[str, TaxRate], currency: str
+    lines: Sequence[_Unprinted], rates: Mapping[str, TaxRate], currency: str
 ) -> tuple[tuple[Line, ...], tuple[Tax, ...], Decimal]:
     """Round the sum of each tax category once and spread it over its lines; tax is on the rounded sum."""
     amounts: dict[int, Decimal] = {}

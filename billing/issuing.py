@@ -4,6 +4,7 @@ Tenants are issued in groups, each in one transaction: it locks their periods, f
 interrupted run leaves is issued by the next one, and several runs at once make each invoice once.
 """
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,15 @@ from billing.agreements import Issuer, in_force
 from billing.documents import Document
 from billing.drafting import Draft
 from billing.errors import IssueRefused
-from billing.months import Drafted, draft_months, lock_tenants, read_issuers, tenants_of
+from billing.months import (
+    Drafted,
+    FoldedAhead,
+    draft_months,
+    fold_ahead,
+    lock_tenants,
+    read_issuers,
+    tenants_of,
+)
 from billing.store import Issued, insert_documents
 from ledger import failpoints
 from ledger.approvals import Awaiting, second_person
@@ -28,8 +37,10 @@ from ledger.errors import ActRefused, Unknown
 from ledger.money import EXACT, amount_text
 from quotas.burning import book_burn
 
-GROUP: Final = 250
-"""Tenants that one transaction issues: their entries are read in one scan of the month."""
+GROUP: Final = 125
+"""Tenants that one transaction issues."""
+FOLDED: Final = 2000
+"""Tenants whose entries are read in one scan of the month, before they are issued group by group."""
 
 Result = Literal["issued", "issued_before", "awaiting", "parked", "nothing"]
 
@@ -89,7 +100,7 @@ async def issue_month(connection: Connection, tenant_id: str, month: date, terms
     """
     _check(terms)
     async with connection.transaction():
-        found = await _issue_group(connection, month, [tenant_id], terms)
+        found = await _issue_group(connection, _Group(month, [tenant_id], terms))
     if not found:
         raise Unknown("period of the tenant", f"{tenant_id} {month:%Y-%m}")
     return found
@@ -102,19 +113,45 @@ async def issue_all(
     *,
     entity_id: str | None = None,
     group: int = GROUP,
+    second: Connection | None = None,
 ) -> AsyncIterator[tuple[list[Outcome], int, int]]:
     """Issue a month of all tenants, or of an entity's; yield outcomes, tenants done and tenants in all, group by group.
 
-    A tenant that cannot be issued is parked and the others go on.
+    A tenant that cannot be issued is parked and the others go on. With a `second` connection the next group is locked and
+    drafted while one is written; it is numbered when that one has been committed.
     """
     _check(terms)
     ids = await tenants_of(connection, month, entity_id)
     if not ids:
         raise ActRefused(f"nobody has a period {month:%Y-%m}")
-    for first in range(0, len(ids), group):
-        chosen = ids[first : first + group]
-        yield await _issue_or_part(connection, month, chosen, terms), first + len(chosen), len(ids)
-        failpoints.hit("issue.between_groups")
+    lanes = [connection] if second is None else [connection, second]
+    done = 0
+    for start in range(0, len(ids), FOLDED):
+        part = ids[start : start + FOLDED]
+        ahead = await fold_ahead(connection, month, None if entity_id is None and len(ids) <= FOLDED else part)
+        groups = [_Group(month, part[first : first + group], terms, ahead) for first in range(0, len(part), group)]
+        running: list[_Turn] = []
+        try:
+            for place, one in enumerate(groups):
+                for following in range(place + len(running), min(place + len(lanes), len(groups))):
+                    turn = _Turn(before=running[-1] if running else None)
+                    turn.task = asyncio.create_task(
+                        _issue_whole(lanes[following % len(lanes)], groups[following], turn)
+                    )
+                    running.append(turn)
+                assert running[0].task is not None
+                try:
+                    outcomes = await running[0].task
+                    del running[0]
+                except _BROKEN:
+                    # The parts lock their tenants anew: whoever has locked later ones lets them go first.
+                    await _stop(running)
+                    outcomes = await _issue_parts(lanes[place % len(lanes)], one)
+                done += len(one.ids)
+                yield outcomes, done, len(ids)
+                failpoints.hit("issue.between_groups")
+        finally:
+            await _stop(running)
 
 
 def _check(terms: Terms) -> None:
@@ -122,18 +159,75 @@ def _check(terms: Terms) -> None:
         raise ActRefused("issuing beyond the bounds needs a reason")
 
 
-async def _issue_or_part(connection: Connection, month: date, ids: Sequence[str], terms: Terms) -> list[Outcome]:
-    """Issue a group; where something of it breaks a rule that only the database sees, each tenant by itself."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Tenants that are issued in one transaction."""
+
+    month: date
+    ids: Sequence[str]
+    terms: Terms
+    ahead: FoldedAhead | None = None
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The place of a group in a run of two connections.
+
+    It locks its tenants when the group before has locked its own, which come first in the order of locks, and numbers when
+    that group has been committed: so no two runs wait for each other, and numbers follow the order of groups.
+    """
+
+    before: "_Turn | None" = None
+    has_locked: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[list[Outcome]] | None" = None
+
+    async def to_lock(self) -> None:
+        if self.before is not None:
+            await self.before.has_locked.wait()
+
+    async def to_number(self) -> None:
+        if self.before is not None and self.before.task is not None:
+            await asyncio.wait([self.before.task])
+            if self.before.task.cancelled() or self.before.task.exception() is not None:
+                # The group before is to be issued first, by its parts, or by the next run.
+                raise asyncio.CancelledError
+            self.before = None
+
+
+async def _stop(running: list[_Turn]) -> None:
+    tasks = [turn.task for turn in running if turn.task is not None]
+    running.clear()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_BROKEN: Final = (ActRefused, ValueError, psycopg.IntegrityError)
+"""What breaks a rule of a group that only the database sees."""
+
+
+async def _issue_whole(connection: Connection, group: _Group, turn: _Turn) -> list[Outcome]:
     try:
+        await turn.to_lock()
         async with connection.transaction():
-            return await _issue_group(connection, month, ids, terms)
-    except (ActRefused, ValueError, psycopg.IntegrityError) as error:
-        if len(ids) > 1:
-            return [found for each in ids for found in await _issue_or_part(connection, month, [each], terms)]
-        outcome = Outcome(ids[0], month, "parked", reasons=(_line(error),))
-        async with connection.transaction():
-            await _park(connection, terms.actor, [outcome])
-        return [outcome]
+            return await _issue_group(connection, group, turn)
+    finally:
+        turn.has_locked.set()
+
+
+async def _issue_parts(connection: Connection, group: _Group) -> list[Outcome]:
+    """Issue each tenant of a group by itself, and park whose documents break a rule."""
+    found: list[Outcome] = []
+    for tenant_id in group.ids:
+        try:
+            async with connection.transaction():
+                found += await _issue_group(connection, replace(group, ids=[tenant_id]))
+        except _BROKEN as error:
+            outcome = Outcome(tenant_id, group.month, "parked", reasons=(_line(error),))
+            async with connection.transaction():
+                await _park(connection, group.terms.actor, [outcome])
+            found.append(outcome)
+    return found
 
 
 def _line(error: Exception) -> str:
@@ -151,13 +245,19 @@ class _Chosen:
     second_person: str | None
 
 
-async def _issue_group(connection: Connection, month: date, ids: Sequence[str], terms: Terms) -> list[Outcome]:
+async def _issue_group(connection: Connection, group: _Group, turn: _Turn | None = None) -> list[Outcome]:
+    turn = turn or _Turn()
+    month, ids, terms = group.month, group.ids, group.terms
     cursor = await connection.execute("select clock_timestamp()")
     row = await cursor.fetchone()
     assert row is not None
     now: datetime = row[0]
     await lock_tenants(connection, ids)
-    drafted = await draft_months(connection, month, ids, today=now.astimezone(UTC).date(), for_issue=True)
+    turn.has_locked.set()
+    drafted = await draft_months(
+        connection, month, ids, today=now.astimezone(UTC).date(), for_issue=True, ahead=group.ahead
+    )
+    await turn.to_number()
     failpoints.hit("issue.after_drafts")
     outcomes: list[Outcome] = []
     chosen: list[_Chosen] = []
@@ -327,8 +427,7 @@ async def _numbered(
 def numbered(document: Document, issuer: Issuer, value: int, now: datetime) -> Document:
     """Return a draft as issued: its number, its id and its time."""
     prefix = issuer.invoice_prefix if document.kind == "invoice" else issuer.credit_note_prefix
-    return replace(
-        document,
+    return document.marked(
         document_id=new_id(document.kind),
         number=number_text(prefix, value),
         issued_at=now,

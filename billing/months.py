@@ -15,7 +15,7 @@ from billing.drafting import Draft, Month, draft_month
 from billing.errors import FoldDiffers
 from billing.folding import fold, read_rates
 from billing.store import read_documents
-from billing.usage_lines import UsageLine, lines_of
+from billing.usage_lines import Group, UsageLine, lines_of
 from ledger.books import load_tenants
 from ledger.closing import open_conflicts
 from ledger.database import Connection
@@ -110,6 +110,68 @@ async def lock_periods(connection: Connection, tenant_id: str, months: Sequence[
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FoldedAhead:
+    """Folds of months as they were before anybody locked them."""
+
+    groups: Mapping[str, Sequence[Group]]
+    states: Mapping[str, tuple[int, int]]
+    """Of months that were closed: the close's number, and how many of their rows stood on credit notes."""
+
+
+async def fold_ahead(connection: Connection, month: date, tenant_ids: Sequence[str] | None) -> FoldedAhead:
+    """Fold a month of some tenants or of all in one pass, before they are issued group by group.
+
+    No row enters a closed month, and a month that was opened has another close number when it is closed again. So a fold
+    holds for whoever finds the month in the state in which it was read.
+    """
+    async with connection.transaction():
+        await connection.execute("set transaction isolation level repeatable read, read only")
+        states = await _closed_states(connection, month, tenant_ids)
+        return FoldedAhead(await fold(connection, month, tenant_ids), states)
+
+
+async def _closed_states(
+    connection: Connection, month: date, tenant_ids: Sequence[str] | None
+) -> dict[str, tuple[int, int]]:
+    cursor = await connection.execute(
+        """
+        with credited as (
+            select tenant_id, count(*) as count
+            from billing.credited_entries
+            where posting_period = %(month)s
+            group by 1
+        )
+
+        select p.tenant_id, p.close_number, coalesce(c.count, 0)
+        from ledger.periods as p
+        left join credited as c on c.tenant_id = p.tenant_id
+        where
+            p.posting_period = %(month)s
+            and p.state = 'closed'
+            and (%(ids)s::text[] is null or p.tenant_id = any(%(ids)s))
+        """,
+        {"month": month, "ids": None if tenant_ids is None else list(tenant_ids)},
+    )
+    return {tenant_id: (close_number, count) for tenant_id, close_number, count in await cursor.fetchall()}
+
+
+async def _fold_locked(
+    connection: Connection, month: date, tenant_ids: Sequence[str], ahead: FoldedAhead | None
+) -> dict[str, Sequence[Group]]:
+    """Return the folds that were read ahead, where their months are still as they were then; the others are read now."""
+    if ahead is None:
+        return dict(await fold(connection, month, tenant_ids))
+    states = await _closed_states(connection, month, tenant_ids)
+    found = {
+        each: ahead.groups.get(each, ())
+        for each in tenant_ids
+        if each in states and states[each] == ahead.states.get(each)
+    }
+    changed = [each for each in tenant_ids if each not in found]
+    return {**found, **await fold(connection, month, changed)} if changed else found
+
+
 async def draft_months(
     connection: Connection,
     month: date,
@@ -117,17 +179,19 @@ async def draft_months(
     *,
     today: date,
     for_issue: bool = False,
+    ahead: FoldedAhead | None = None,
 ) -> list[Drafted]:
     """Draft a month of some tenants, in the order of their ids; `for_issue` keeps their periods as they are meanwhile.
 
     Where one of them has no such month it is left out. `for_issue` is called inside the transaction that issues: it locks the
-    period of each tenant, so that nobody opens, seals or issues it, in the order of their ids.
+    period of each tenant, so that nobody opens, seals or issues it, in the order of their ids. What was folded `ahead` is
+    taken where its month is still as it was.
     """
     periods = await _periods(connection, month, tenant_ids, for_issue)
     ids = sorted(periods)
-    tenants = await load_tenants(connection)
+    tenants = await load_tenants(connection, ids)
     live, revisions = await _live(connection, month, ids)
-    folded = await fold(connection, month, ids)
+    folded = await _fold_locked(connection, month, ids, ahead)
     rates = await read_rates(connection, (group for groups in folded.values() for group in groups))
     refused = await _refusals(connection, month, periods)
     parties = await _Parties.read(connection, ids)

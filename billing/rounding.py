@@ -4,7 +4,8 @@ Source: ISO 4217 minor units, `ledger.money.currency_exponent`.
 """
 
 from collections.abc import Iterable, Sequence
-from decimal import ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from decimal import ROUND_DOWN, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal, InvalidOperation, localcontext
+from functools import cache
 from typing import Final
 
 from ledger.money import EXACT, currency_exponent
@@ -12,6 +13,7 @@ from ledger.money import EXACT, currency_exponent
 PLACES: Final = 12
 """Of an agreed amount that a part of a period makes endless, such as a third: beyond what any invoice prints."""
 
+_ZERO: Final = Decimal(0)
 # Not the exact context: rounding is meant to lose digits, here and nowhere else.
 _ROUNDING: Final = Context(prec=EXACT.prec, traps=[InvalidOperation])
 
@@ -22,6 +24,7 @@ def round_money(amount: Decimal, currency: str) -> Decimal:
     return amount.quantize(minor_unit(currency), ROUND_HALF_UP, _ROUNDING)
 
 
+@cache
 def minor_unit(currency: str) -> Decimal:
     """Return the smallest amount of a currency: 0.01 of most."""
     return Decimal(1).scaleb(-currency_exponent(currency))
@@ -56,10 +59,8 @@ def plain(amount: Decimal) -> Decimal:
 
 def total(amounts: Iterable[Decimal]) -> Decimal:
     """Return an exact sum."""
-    found = Decimal(0)
-    for amount in amounts:
-        found = EXACT.add(found, amount)
-    return found
+    with localcontext(EXACT):
+        return sum(amounts, _ZERO)
 
 
 def spread(amount: Decimal, exact: Sequence[Decimal], currency: str) -> list[Decimal]:
@@ -70,11 +71,12 @@ def spread(amount: Decimal, exact: Sequence[Decimal], currency: str) -> list[Dec
     """
     unit = minor_unit(currency)
     floors = [part.quantize(unit, ROUND_FLOOR, _ROUNDING) for part in exact]
-    missing = minor_units(EXACT.subtract(amount, total(floors)), currency)
-    if not 0 <= missing <= len(exact):
-        raise ValueError(f"{amount} is not the rounded sum of its {len(exact)} parts")
-    lost = [EXACT.subtract(part, floor) for part, floor in zip(exact, floors, strict=True)]
-    first = sorted(range(len(exact)), key=lambda place: (-lost[place], place))[:missing]
-    for place in first:
-        floors[place] = EXACT.add(floors[place], unit)
+    with localcontext(EXACT):
+        missing = minor_units(amount - sum(floors, _ZERO), currency)
+        if not 0 <= missing <= len(exact):
+            raise ValueError(f"{amount} is not the rounded sum of its {len(exact)} parts")
+        kept = [floor - part for part, floor in zip(exact, floors, strict=True)]
+        # Sorting is stable: of equal ones the first.
+        for place in sorted(range(len(exact)), key=kept.__getitem__)[:missing]:
+            floors[place] += unit
     return floors

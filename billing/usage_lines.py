@@ -7,7 +7,7 @@ entries were charged.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from typing import Final
 
 from billing.errors import FoldDiffers
@@ -65,7 +65,12 @@ class UsageLine:
 class _Sum:
     quantity: Decimal
     amount: Decimal
-    rates: set[Rate | None]
+    rate: Rate | None
+    """None where there are several."""
+
+
+_Key = tuple[str, date, str | None, str | None, str | None, str]
+"""Currency, service month, feature, provider, model, meter."""
 
 
 def lines_of(groups: Iterable[Group], rates: Mapping[int, Mapping[str, Rate]]) -> list[UsageLine]:
@@ -74,35 +79,33 @@ def lines_of(groups: Iterable[Group], rates: Mapping[int, Mapping[str, Rate]]) -
     Shape: the newest service month first, then by name. Lines of neither quantity nor amount are left out.
     Errors: FoldDiffers where quantities times rates are not what the entries were charged.
     """
-    sums: dict[tuple[str, date, str | None, str | None, str | None, str], _Sum] = {}
-    for group in groups:
-        known = {} if group.rate_set_id is None else rates.get(group.rate_set_id, {})
-        rest = group.charge
-        for meter, quantity in group.quantities.items():
-            rate = known.get(meter)
-            if rate is None or not quantity:
-                continue
-            amount = EXACT.multiply(EXACT.multiply(quantity, rate.price), _STEPS[rate.per])
-            rest = EXACT.subtract(rest, amount)
-            _add(sums, group, meter, quantity, amount, rate)
-        if rest and group.is_stated:
-            _add(sums, group, AMOUNT_STATED, Decimal(0), rest, None)
-        elif rest:
-            raise FoldDiffers(group.tenant_id, group.currency, group.model, rest)
-    lines = [
+    sums: dict[_Key, _Sum] = {}
+    with localcontext(EXACT):
+        for group in groups:
+            known = {} if group.rate_set_id is None else rates.get(group.rate_set_id, {})
+            rest = group.charge
+            for meter, quantity in group.quantities.items():
+                rate = known.get(meter)
+                if rate is None or not quantity:
+                    continue
+                amount = quantity * rate.price * _STEPS[rate.per]
+                rest -= amount
+                _add(sums, group, meter, quantity, amount, rate)
+            if rest and group.is_stated:
+                _add(sums, group, AMOUNT_STATED, Decimal(0), rest, None)
+            elif rest:
+                raise FoldDiffers(group.tenant_id, group.currency, group.model, rest)
+    return [
         UsageLine(
-            currency, month, feature, provider, model, meter,
-            quantity=None if meter == AMOUNT_STATED else found.quantity,
-            unit_price=rate.price if rate is not None else None,
-            per=rate.per if rate is not None else None,
-            amount=found.amount,
+            *key,
+            None if key[5] == AMOUNT_STATED else found.quantity,
+            None if found.rate is None else found.rate.price,
+            None if found.rate is None else found.rate.per,
+            found.amount,
         )
-        for (currency, month, feature, provider, model, meter), found in sums.items()
+        for key, found in sorted(sums.items(), key=_place)
         if found.amount or found.quantity
-        for rate in [next(iter(found.rates)) if len(found.rates) == 1 else None]
-    ]  # fmt: skip
-    lines.sort(key=_place)
-    return lines
+    ]
 
 
 # `per` is a power of ten, so that each step is exact.
@@ -111,30 +114,28 @@ _METER_PLACE: Final = {meter: place for place, meter in enumerate(COLUMN_METERS)
 
 
 def _add(
-    sums: dict[tuple[str, date, str | None, str | None, str | None, str], _Sum],
-    group: Group,
-    meter: str,
-    quantity: Decimal,
-    amount: Decimal,
-    rate: Rate | None,
+    sums: dict[_Key, _Sum], group: Group, meter: str, quantity: Decimal, amount: Decimal, rate: Rate | None
 ) -> None:
+    """Add to the sum of a line, in the exact context."""
     key = (group.currency, group.service_month, group.feature, group.provider, group.model, meter)
     found = sums.get(key)
     if found is None:
-        sums[key] = _Sum(quantity, amount, {rate})
+        sums[key] = _Sum(quantity, amount, rate)
     else:
-        found.quantity = EXACT.add(found.quantity, quantity)
-        found.amount = EXACT.add(found.amount, amount)
-        found.rates.add(rate)
+        found.quantity += quantity
+        found.amount += amount
+        if found.rate != rate:
+            found.rate = None
 
 
-def _place(line: UsageLine) -> tuple[str, int, str, str, str, int, str]:
+def _place(item: tuple[_Key, _Sum]) -> tuple[str, int, str, str, str, int, str]:
+    currency, month, feature, provider, model, meter = item[0]
     return (
-        line.currency,
-        -line.service_month.toordinal(),
-        line.feature or "",
-        line.provider or "",
-        line.model or "",
-        _METER_PLACE.get(line.meter, len(_METER_PLACE)),
-        line.meter,
+        currency,
+        -month.toordinal(),
+        feature or "",
+        provider or "",
+        model or "",
+        _METER_PLACE.get(meter, len(_METER_PLACE)),
+        meter,
     )

@@ -1,6 +1,6 @@
 """What a batch is made with: parties, calendar and prices as of one version each, and the ids that go with them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -54,20 +54,26 @@ def _instant(at: datetime | None) -> int | None:
     return None if at is None else micros(at)
 
 
-async def load_tenants(connection: Connection) -> dict[str, Tenant]:
-    """Read all tenants with their versions."""
-    versions: dict[str, list[TenantVersion]] = {}
-    async for tenant_id, effective_at, entity_id, zone, currency, status, first_day in await connection.execute(
+async def load_tenants(connection: Connection, tenant_ids: Collection[str] | None = None) -> dict[str, Tenant]:
+    """Read all tenants, or some, with their versions."""
+    values = {"ids": None if tenant_ids is None else list(tenant_ids)}
+    chosen = "where %(ids)s::text[] is null or tenant_id = any(%(ids)s)"
+    cursor = await connection.execute(
         "select tenant_id, effective_at, entity_id, time_zone, charge_currency, status, first_day"
-        " from ledger.tenant_versions order by tenant_id, effective_at"
-    ):
+        f" from ledger.tenant_versions {chosen} order by tenant_id, effective_at",
+        values,
+    )
+    versions: dict[str, list[TenantVersion]] = {}
+    for tenant_id, effective_at, entity_id, zone, currency, status, first_day in await cursor.fetchall():
         versions.setdefault(tenant_id, []).append(
             TenantVersion(micros(effective_at), entity_id, zone, currency, status, first_day)
         )
+    cursor = await connection.execute(
+        f"select tenant_id, starts_at, ends_at, merged_into, merged_at, unmerged_at from ledger.tenants {chosen}",
+        values,
+    )
     tenants = {}
-    async for tenant_id, starts_at, ends_at, merged_into, merged_at, unmerged_at in await connection.execute(
-        "select tenant_id, starts_at, ends_at, merged_into, merged_at, unmerged_at from ledger.tenants"
-    ):
+    for tenant_id, starts_at, ends_at, merged_into, merged_at, unmerged_at in await cursor.fetchall():
         if tenant_id in versions:
             tenants[tenant_id] = Tenant(
                 tenant_id,

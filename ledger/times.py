@@ -93,6 +93,7 @@ def month_of(day: date) -> date:
     return day.replace(day=1)
 
 
+@lru_cache(maxsize=1024)
 def month_after(month: date, count: int = 1) -> date:
     """Return the first day of the month that is `count` months later."""
     years, index = divmod(month.year * 12 + month.month - 1 + count, 12)

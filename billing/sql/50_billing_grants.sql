@@ -2,6 +2,7 @@
 grant usage on schema billing to tallystick_operator, tallystick_api, tallystick_billing, tallystick_analyst,
     tallystick_rollup, tallystick_reader;
 revoke execute on all functions in schema billing from public;
+grant execute on function billing.count_sum(bigint) to tallystick_operator;
 
 grant select on billing.issuers, billing.customers, billing.tax_rates, billing.items, billing.bounds, billing.numbers,
     billing.documents, billing.document_lines, billing.document_taxes, billing.document_credits, billing.voids,

@@ -43,7 +43,9 @@ from tallystick.commands.common import (
     show,
     whose_month,
     with_connection,
+    with_connections,
 )
+from tallystick.roles import OPERATOR
 
 if TYPE_CHECKING:
     from billing.agreement_files import Change
@@ -222,11 +224,11 @@ def issue_invoice(
             given = dataclasses.replace(terms, digests=await _digests(connection, tenant, first, digest))
         return await issue_month(connection, tenant, first, given)
 
-    async def many(connection: Connection) -> list[Outcome]:
+    async def many(connection: Connection, second: Connection) -> list[Outcome]:
         found: list[Outcome] = []
         with bar(f"invoices {of_month}", "tenants") as move:
             done = 0
-            async for outcomes, tenants, total in issue_all(connection, first, terms, entity_id=entity):
+            async for outcomes, tenants, total in issue_all(connection, first, terms, entity_id=entity, second=second):
                 found += outcomes
                 move(tenants - done, total)
                 done = tenants
@@ -234,7 +236,7 @@ def issue_invoice(
 
     if digest is not None and tenant is None:
         raise CommandError("a digest is of one tenant's draft")
-    outcomes = with_connection(one if tenant is not None else many)
+    outcomes = with_connection(one) if tenant is not None else with_connections(many, OPERATOR, OPERATOR)
     if format is Format.json:
         print_json(outcomes)
     else:

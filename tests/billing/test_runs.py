@@ -2,14 +2,19 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
+from contextlib import aclosing
 from datetime import date
 from decimal import Decimal
 
 import psycopg
 import pytest
 
+from billing import issuing
 from billing.issuing import Outcome, Terms, issue_all, issue_month
+from billing.months import FoldedAhead
 from billing.voiding import void_invoice
+from ledger import closing
 from ledger.approvals import decide
 from ledger.database import Connection, connect
 from ledger.errors import ActRefused
@@ -55,9 +60,15 @@ async def many(priced: Ledger, operator: Connection) -> Ledger:
     return priced
 
 
-async def run(connection: Connection, month: date = JANUARY, terms: Terms = JANE, group: int = 5) -> list[Outcome]:
+async def run(
+    connection: Connection,
+    month: date = JANUARY,
+    terms: Terms = JANE,
+    group: int = 5,
+    second: Connection | None = None,
+) -> list[Outcome]:
     found: list[Outcome] = []
-    async for outcomes, _, _ in issue_all(connection, month, terms, group=group):
+    async for outcomes, _, _ in issue_all(connection, month, terms, group=group, second=second):
         found += outcomes
     return found
 
@@ -103,11 +114,13 @@ async def test_b131_nine_at_once_make_one_invoice(priced: Ledger, operator: Conn
 
 @pytest.mark.soak
 async def test_runs_at_once_make_each_invoice_once_and_leave_no_gap(many: Ledger) -> None:
-    async def one(group: int) -> list[Outcome]:
-        async with await connect(many.database.url_for("tallystick_operator")) as connection:
-            return await run(connection, group=group)
+    url = many.database.url_for("tallystick_operator")
 
-    outcomes = [found for each in await asyncio.gather(*(one(group) for group in (1, 3, 5, 12))) for found in each]
+    async def one(group: int) -> list[Outcome]:
+        async with await connect(url) as connection, await connect(url) as second:
+            return await run(connection, group=group, second=second)
+
+    outcomes = [found for each in await asyncio.gather(*(one(group) for group in (1, 2, 3, 5, 12))) for found in each]
     assert [each.result for each in outcomes].count("issued") == 12
     assert numbers(many) == list(range(1, 13))
     assert sum((owed(many, name)["USD"] for name in TENANTS), Decimal(0)) == Decimal(78)
@@ -122,8 +135,8 @@ from ledger.database import connect
 
 async def main(url, spec):
     failpoints.configure(spec)
-    async with await connect(url) as connection:
-        async for _ in issue_all(connection, date(2026, 1, 1), Terms("jane"), group=5):
+    async with await connect(url) as connection, await connect(url) as second:
+        async for _ in issue_all(connection, date(2026, 1, 1), Terms("jane"), group=5, second=second):
             pass
 
 asyncio.run(main(*sys.argv[1:]))
@@ -158,9 +171,41 @@ async def test_a_run_that_is_killed_is_finished_by_the_next(
     assert many.value("select count(*) from ledger.acts where act = 'invoices.issue'") == 12
 
 
-async def test_an_invoice_keeps_its_month_closed_until_it_is_voided(priced: Ledger, operator: Connection) -> None:
-    from ledger import closing
+async def test_a_run_reads_again_what_changed_since_it_was_folded(
+    many: Ledger, operator: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """t-03 is opened after the fold, takes another dollar and is closed again: 4 + 1 on its invoice, and the others as folded."""
+    url = many.database.url_for("tallystick_operator")
+    ahead = issuing.fold_ahead
 
+    async def changed_meanwhile(connection: Connection, month: date, ids: Sequence[str] | None) -> FoldedAhead:
+        found = await ahead(connection, month, ids)
+        async with await connect(url) as other:
+            await closing.reopen_period(other, "jane", "t-03", JANUARY, reason="a node was late")
+            await many.post(dollars("late", "1", tenant_id="t-03", request_id="late"), received_at=LATER)
+            await close(other, JANUARY, tenant_id=None)
+        return found
+
+    monkeypatch.setattr(issuing, "fold_ahead", changed_meanwhile)
+    outcomes = {each.tenant_id: each for each in await run(operator)}
+    assert outcomes["t-03"].total == Decimal(5)
+    assert [each.result for each in outcomes.values()].count("issued") == 12
+    assert sum((owed(many, name)["USD"] for name in TENANTS), Decimal(0)) == Decimal(79) == many.total()
+
+
+async def test_a_run_cut_off_by_its_caller_leaves_whole_groups(many: Ledger, operator: Connection) -> None:
+    async with (
+        await connect(many.database.url_for("tallystick_operator")) as second,
+        aclosing(issue_all(operator, JANUARY, JANE, group=5, second=second)) as groups,
+    ):
+        await anext(groups)
+    done = len(numbers(many))
+    assert done in {5, 10}
+    assert [each.result for each in await run(operator)].count("issued_before") == done
+    assert numbers(many) == list(range(1, 13))
+
+
+async def test_an_invoice_keeps_its_month_closed_until_it_is_voided(priced: Ledger, operator: Connection) -> None:
     await priced.post(dollars("a", "3"), received_at=LATER)
     await issued(operator)
     assert await closing.what_depends_on(operator, "t-alpha", JANUARY) == ["invoice NW-000001 is issued: void it first"]
