@@ -1,8 +1,11 @@
 {#
 How a mart is written, in place of dbt's own `incremental`: the same promises with fewer questions to the database, as a run
-comes every minute and there are many marts. The new rows go to a temporary table, its columns are held against the mart's in
-one statement, the strategy writes. Rows, watermark and hooks are one transaction. A mart that is made new is filled beside the
-old one, and takes its place in that transaction.
+comes every minute and there are many marts. The columns of the new rows are held against the mart's in one statement, and the
+strategy writes them. Rows, watermark and hooks are one transaction. A mart that is made new is filled beside the old one, and
+takes its place in that transaction.
+
+What a run did to a mart that is there is text that the next run would make again, to the letter: it is told (`tell_steps`) to
+whoever listens, and a process that stays runs it without dbt; see tallystick/steps.py.
 #}
 {% materialization incremental, adapter="postgres" %}
     {%- set existing = load_cached_relation(this) -%}
@@ -10,7 +13,7 @@ old one, and takes its place in that transaction.
     {%- set is_new = existing is none or existing.is_view or should_full_refresh() -%}
     {%- set filled = target_relation if existing is none else make_intermediate_relation(target_relation) -%}
     {%- set backup = make_backup_relation(target_relation, "table" if existing is none else existing.type) -%}
-    {%- set rows = make_temp_relation(target_relation) -%}
+    {%- set question = unconsumed_question() if config.get("incremental_strategy") == "additive" else none -%}
     {# Models without a table are read through: one that is named twice would be read whole first, whatever is asked of it. #}
     {%- set sql = modules.re.sub("(__dbt__cte__\\w+) as \\(", "\\1 as not materialized (", sql) -%}
 
@@ -31,24 +34,26 @@ old one, and takes its place in that transaction.
             {%- do adapter.rename_relation(target_relation, backup) -%}
             {%- do adapter.rename_relation(filled, target_relation) -%}
         {%- endif -%}
-    {%- elif config.get("incremental_strategy") == "additive" and not has_unconsumed() -%}
-        {# Nothing was posted since the last run. A recomputed mart may be touched by something that is in no batch. #}
-        {%- call statement("main") -%}
-            select where false
-        {%- endcall -%}
     {%- else -%}
-        {%- do run_query("create temporary table " ~ rows.identifier ~ " on commit drop as\n" ~ sql) -%}
-        {%- set columns = same_columns(rows, target_relation) -%}
         {%- set strategy = adapter.get_incremental_strategy_macro(context, config.get("incremental_strategy")) -%}
+        {%- set writing = strategy({
+            "target_relation": target_relation,
+            "temp_relation": "(\n" ~ sql ~ "\n)",
+            "unique_key": config.get("unique_key"),
+            "dest_columns": same_columns(sql, target_relation),
+            "incremental_predicates": none,
+        }) -%}
         {%- call statement("main") -%}
-            {{ strategy({
-                "target_relation": target_relation,
-                "temp_relation": rows.identifier,
-                "unique_key": config.get("unique_key"),
-                "dest_columns": columns,
-                "incremental_predicates": none,
-            }) }}
+            {# Nothing was posted since the last run. A recomputed mart may be touched by something that is in no batch. #}
+            {{ writing if question is none or run_query(question).columns[0][0] else "select where false" }}
         {%- endcall -%}
+        {%- do tell_steps({
+            "model": this.identifier,
+            "opening": [lock_model() | trim, open_batches() | trim] | select | list,
+            "question": question,
+            "writing": writing,
+            "closing": [close_batches() | trim] | select | list,
+        }) -%}
     {%- endif -%}
 
     {%- do persist_docs(target_relation, model) -%}
@@ -61,8 +66,15 @@ old one, and takes its place in that transaction.
     {{ return({"relations": [target_relation]}) }}
 {% endmaterialization %}
 
+{# Say what was run, as an event of dbt's with one line of JSON. #}
+{% macro tell_steps(steps) -%}
+    {%- do log("tallystick steps " ~ tojson(steps)) -%}
+{%- endmacro %}
+
 {# The columns of a mart, as the strategies want them; raises where the rows that are to be written have others. #}
-{% macro same_columns(rows, relation) -%}
+{% macro same_columns(sql, relation) -%}
+    {%- set rows = make_temp_relation(relation).identifier -%}
+    {%- do run_query("create temporary view " ~ rows ~ " as\n" ~ sql) -%}
     {%- set query -%}
         select
             coalesce(m.attname, r.attname)::text as name,
@@ -76,7 +88,7 @@ old one, and takes its place in that transaction.
         full join (
             select *
             from pg_attribute
-            where attrelid = 'pg_temp.{{ rows.identifier }}'::regclass and attnum > 0
+            where attrelid = 'pg_temp.{{ rows }}'::regclass and attnum > 0
         ) as r on r.attname = m.attname
         order by m.attnum
     {%- endset -%}
@@ -90,17 +102,15 @@ old one, and takes its place in that transaction.
         {%- endif -%}
         {%- do columns.append({"name": row[0]}) -%}
     {%- endfor -%}
+    {%- do run_query("drop view pg_temp." ~ rows) -%}
     {{ return(columns) }}
 {%- endmacro %}
 
 {# Are there batches that this model has yet to consume? #}
-{% macro has_unconsumed() -%}
-    {%- set query -%}
-        select exists (
-            select
-            from {{ source('marts', 'watermarks') }}
-            where model = '{{ this.identifier }}' and low <> high
-        )
-    {%- endset -%}
-    {{ return(run_query(query).columns[0][0]) }}
+{% macro unconsumed_question() -%}
+    select exists (
+        select
+        from {{ source('marts', 'watermarks') }}
+        where model = '{{ this.identifier }}' and low <> high
+    )
 {%- endmacro %}

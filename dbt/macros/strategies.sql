@@ -4,7 +4,7 @@
     {%- set columns = arg_dict["dest_columns"] | map(attribute="name") | list -%}
     insert into {{ arg_dict["target_relation"] }} as t ({{ columns | join(", ") }})
     select {{ columns | join(", ") }}
-    from {{ arg_dict["temp_relation"] }}
+    from {{ arg_dict["temp_relation"] }} as n
     {# In the order of the key, so that neighbours are found on the same index pages. #}
     order by {{ keys | join(", ") }}
     on conflict ({{ keys | join(", ") }}) do update set
@@ -20,7 +20,7 @@
     {%- set others = columns | reject("in", keys) | list -%}
     insert into {{ arg_dict["target_relation"] }} as t ({{ columns | join(", ") }})
     select {{ columns | join(", ") }}
-    from {{ arg_dict["temp_relation"] }}
+    from {{ arg_dict["temp_relation"] }} as n
     order by {{ keys | join(", ") }}
     on conflict ({{ keys | join(", ") }}) do update set
     {%- for column in others %}
@@ -39,22 +39,30 @@ did not change is not written, so a bucket that is touched by each run leaves no
     {%- set columns = arg_dict["dest_columns"] | map(attribute="name") | list -%}
     {%- set inside = columns | reject("in", buckets) | list -%}
     {%- set others = columns | reject("in", keys) | list -%}
-    delete from {{ arg_dict["target_relation"] }} as t
-    using (
-        select distinct {{ buckets | join(", ") }}
-        from {{ arg_dict["temp_relation"] }}
-    ) as touched
-    where
-        (t.{{ buckets | join(", t.") }}) = (touched.{{ buckets | join(", touched.") }})
-        and not exists (
-            select
-            from {{ arg_dict["temp_relation"] }} as n
-            where (n.{{ keys | join(", n.") }}) = (t.{{ keys | join(", t.") }})
-                and num_nonnulls(n.{{ inside | join(", n.") }}) > 0
-        );
+    with made as materialized (
+        select * from {{ arg_dict["temp_relation"] }} as n
+    ),
+
+    {# Of other keys than those that are written, so that the two never meet in a row. #}
+    gone as (
+        delete from {{ arg_dict["target_relation"] }} as t
+        using (
+            select distinct {{ buckets | join(", ") }}
+            from made
+        ) as touched
+        where
+            (t.{{ buckets | join(", t.") }}) = (touched.{{ buckets | join(", touched.") }})
+            and not exists (
+                select
+                from made as n
+                where (n.{{ keys | join(", n.") }}) = (t.{{ keys | join(", t.") }})
+                    and num_nonnulls(n.{{ inside | join(", n.") }}) > 0
+            )
+    )
+
     insert into {{ arg_dict["target_relation"] }} as t ({{ columns | join(", ") }})
     select {{ columns | join(", ") }}
-    from {{ arg_dict["temp_relation"] }}
+    from made
     where num_nonnulls({{ inside | join(", ") }}) > 0
     order by {{ keys | join(", ") }}
     on conflict ({{ keys | join(", ") }}) do update set

@@ -18,6 +18,7 @@ view's rule, where nothing else looks.
     ) is not none -%}
     {{ run_hooks(pre_hooks, inside_transaction=False) }}
     {{ run_hooks(pre_hooks, inside_transaction=True) }}
+    {%- do tell_steps({"model": this.identifier, "opening": [], "question": none, "writing": none, "closing": []}) -%}
     {%- if found == wanted and own -%}
         {% call statement("main") -%}
             select 1 where false

@@ -29,6 +29,13 @@ Each run has rows of its own; a second run at the same time freezes what it sees
     );
     comment on table {{ target.schema }}.run_batches is
     'One row per run in hand and feed: the last batch that the run consumes.';
+    {{ freeze_batches() }}
+    {%- if execute -%}
+        {%- do tell_steps({"run_id": invocation_id, "begin": freeze_batches(), "end": end_run()}) -%}
+    {%- endif -%}
+{% endmacro %}
+
+{% macro freeze_batches() %}
     {# Of runs that were killed. None lasts a week. #}
     delete from {{ target.schema }}.run_batches where frozen_at < now() - interval '7 days';
     insert into {{ target.schema }}.run_batches (run_id, feed_id, number)

@@ -94,6 +94,15 @@ def test_models_with_watermarks_are_never_made_anew_by_accident(manifest: Any) -
         assert model.config.materialized == "incremental", model.name
 
 
+def test_no_mart_has_hooks_of_its_own(manifest: Any) -> None:
+    """A run that is repeated without dbt knows those that all marts have, and no others; see tallystick/steps.py."""
+    for model in models(manifest):
+        if layer(model) == "marts":
+            before, after = model.config.pre_hook, model.config.post_hook
+            assert [hook.sql for hook in before] == ["{{ lock_model() }}", "{{ open_batches() }}"], model.name
+            assert [hook.sql for hook in after] == ["{{ close_batches() }}", "{{ make_reader_view() }}"], model.name
+
+
 def test_recomputed_models_are_made_anew_by_a_part_of_their_key(manifest: Any) -> None:
     for model in models(manifest):
         if strategy(model) == "recomputed":
