@@ -1,38 +1,41 @@
 """`refold`: each additive mart folded again and compared bucket by bucket, against one plain `group by` of the same rows.
 
 The baseline is the select that anybody would write for the mart, into nothing; the candidate is the whole proof of that mart: all
-rows up to its watermark, every measure, held against what stands. `ENTRIES=` is the size of the ledger.
+rows up to its watermark, every measure, held against what stands. Both run under the same settings of the planner (`SETTINGS` of
+tallystick/refold.py). `ENTRIES=` is the size of the ledger; with `DATABASE=` it is one that `tallystick generate` filled.
 """
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psycopg
 
 from ingest.intake import ease_collection
-from tallystick.refold import refold
+from tallystick.refold import SETTINGS, refold
 from tallystick.rollup import run_rollup
 from tests.bench.bench_rollup import MARTS, SUMS, TEXTS
 from tests.bench.filled import POSTED, copy_entries, post_entries
 from tests.bench.harness import Comparison, compare, size
-from tests.bench.world import SHARED_BUFFERS, world
+from tests.bench.world import SHARED_BUFFERS, given_database, world
 from tests.support.databases import Database
 
 
 async def run() -> list[Comparison]:
     entries = size("ENTRIES", 10_000_000)
     ease_collection()
-    async with world(0) as made:
-        await post_entries(made, min(POSTED, entries))
-        seconds = copy_entries(made.ledger, entries)
-        print(f"    {entries:,} entries, copied in {seconds:.0f} s; shared_buffers {SHARED_BUFFERS}", flush=True)
-        database = made.ledger.database
-        with TemporaryDirectory() as folder:
+    async with _database(entries) as database:
+        with psycopg.connect(database.url, autocommit=True) as connection, TemporaryDirectory() as folder:
             home = Path(folder)
-            run_rollup(database.url_for("tallystick_rollup"), home)
-            made.ledger.superuser.execute("vacuum analyze")
+            run_rollup(database.url_for("tallystick_rollup"), home, select=tuple(MARTS))
+            connection.execute("vacuum analyze")
+            row = connection.execute("select sum(entry_count)::bigint from ledger.batches").fetchone()
+            assert row is not None
+            entries = row[0]
+            print(f"    {entries:,} entries; shared_buffers {SHARED_BUFFERS}", flush=True)
             refold(database.url_for("tallystick_rollup"), home, marts=tuple(MARTS))
 
             async def grouped() -> float:
@@ -57,11 +60,24 @@ async def run() -> list[Comparison]:
             ]
 
 
+@asynccontextmanager
+async def _database(entries: int) -> AsyncIterator[Database]:
+    """Give the database that was named, or one of so many entries."""
+    if (given := await given_database()) is not None:
+        yield given
+        return
+    async with world(0) as made:
+        await post_entries(made, min(POSTED, entries))
+        seconds = copy_entries(made.ledger, entries)
+        print(f"    copied in {seconds:.0f} s", flush=True)
+        yield made.ledger.database
+
+
 def _grouped(database: Database) -> float:
     """Group all entries once for each mart, and count the groups so that no row has to travel."""
     with psycopg.connect(database.url_for("tallystick_rollup")) as connection:
-        connection.execute("set local jit = off")
-        connection.execute("set local work_mem = '64MB'")
+        for setting in SETTINGS:
+            connection.execute(setting.encode())
         started = time.perf_counter()
         for bucket, expression in MARTS.values():
             keys = ", ".join(

@@ -1,6 +1,7 @@
 """A ledger of a stated size to measure on: parties, prices, budgets, and keys of earlier events."""
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -10,9 +11,12 @@ from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
 
+from psycopg.conninfo import conninfo_to_dict
+
 from ingest.replay import _uuid7
 from migrations.run import migrate
-from tallystick.embedded import EmbeddedPostgres
+from tallystick.addresses import libpq_url
+from tallystick.embedded import SOCKET_PORT, EmbeddedPostgres, PostgresAddress
 from tests.factories import GATEWAY, NODE
 from tests.support.databases import Database
 from tests.support.ledger import Ledger
@@ -124,6 +128,39 @@ def preload(ledger: Ledger, keys: int) -> float:
     return time.monotonic() - started
 
 
+async def _add_parties(ledger: Ledger) -> None:
+    """Add the senders, tenants and prices that the events name, with a budget for each tenant."""
+    first, months = _months()
+    for number in range(TENANTS):
+        ledger.add_tenant(f"t-{number:04d}", first_period=first, months=months)
+    ledger.add_source().add_node()
+    await ledger.add_price(input="2.00", cached="0.50", output="8.00")
+    ledger.superuser.execute(
+        "insert into quotas.budgets (budget_id, tenant_id, unit, currency, window_kind, first_window, limit_amount)"
+        " select 'month-' || tenant_id, tenant_id, 'charge', 'USD', 'month', '0001-01-01', 1000000 from ledger.tenants"
+        " where tenant_id ~ '^t-[0-9]{4}$'"
+    )
+
+
+async def given_database() -> Database | None:
+    """Return the database that DATABASE= names, with what events name; None where it is not set.
+
+    It is one that `tallystick generate` filled, behind a socket; what a benchmark posts stays in it.
+    """
+    url = os.environ.get("DATABASE")
+    if not url:
+        return None
+    parts = conninfo_to_dict(libpq_url(url))
+    database = Database(
+        PostgresAddress(Path(str(parts["host"])), int(parts.get("port") or SOCKET_PORT)), str(parts["dbname"])
+    )
+    ledger = Ledger(database)
+    if not ledger.value("select exists (select from ledger.tenants where tenant_id = 't-0000')"):
+        await _add_parties(ledger)
+    ledger.close()
+    return database
+
+
 @asynccontextmanager
 async def world(keys: int) -> AsyncIterator[World]:
     """Make a world on this machine's disk, with fsync on, and take it away afterwards."""
@@ -133,15 +170,7 @@ async def world(keys: int) -> AsyncIterator[World]:
     ):
         migrate(server.url)
         ledger = Ledger(Database(server.address, "tallystick"))
-        first, months = _months()
-        for number in range(TENANTS):
-            ledger.add_tenant(f"t-{number:04d}", first_period=first, months=months)
-        ledger.add_source().add_node()
-        await ledger.add_price(input="2.00", cached="0.50", output="8.00")
-        ledger.superuser.execute(
-            "insert into quotas.budgets (budget_id, tenant_id, unit, currency, window_kind, first_window, limit_amount)"
-            " select 'month-' || tenant_id, tenant_id, 'charge', 'USD', 'month', '0001-01-01', 1000000 from ledger.tenants"
-        )
+        await _add_parties(ledger)
         if keys:
             seconds = preload(ledger, keys)
             print(f"    {keys:,} event keys and as many request keys preloaded in {seconds:.0f} s", flush=True)
@@ -155,4 +184,4 @@ def _folder() -> "Iterator[Path]":
     return tempfile.TemporaryDirectory(prefix="tallystick-bench-", ignore_cleanup_errors=True)  # type: ignore[return-value]
 
 
-__all__ = ["PACK", "SHARED_BUFFERS", "TENANTS", "World", "shutil", "world"]
+__all__ = ["PACK", "SHARED_BUFFERS", "TENANTS", "World", "given_database", "shutil", "world"]
