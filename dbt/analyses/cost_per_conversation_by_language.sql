@@ -3,20 +3,17 @@
 -- one row per: language, model and currency
 with conversations as (
     select
-        tenant_id,
-        conversation_id,
         language,
         model,
         charge_currency,
         sum(charge_amount) as charge_amount,
-        sum(coalesce(input_tokens, 0) + coalesce(output_tokens, 0)) as tokens,
+        sum(input_tokens + output_tokens) as tokens,
         sum(request_count) as requests,
-        count(*) filter (where charge_amount is null) as unpriced_entries
-    from ledger.entries
+        sum(charge_unpriced_count) as unpriced
+    from {{ ref('fct_conversation_cost') }}
     where
-        conversation_id is not null
-        and kind <> 'evidence'
-        and occurred_at >= now() - interval '{{ var("ago", "30 days") }}'
+        conversation_id <> ''
+        and local_date >= (now() - interval '{{ var("ago", "30 days") }}')::date
         and ('{{ var("tenant", "") }}' = '' or tenant_id = '{{ var("tenant", "") }}')
     group by tenant_id, conversation_id, language, model, charge_currency
 )
@@ -26,10 +23,11 @@ select
     model,
     charge_currency,
     count(*) as conversations,
-    sum(charge_amount) / count(*) as charge_per_conversation,
+    -- What has no price is in rows of no currency.
+    case when charge_currency <> '' then sum(charge_amount) / count(*) end as charge_per_conversation,
     sum(tokens) / count(*) as tokens_per_conversation,
     sum(requests) / count(*) as requests_per_conversation,
-    sum(unpriced_entries) as unpriced_entries
+    sum(unpriced) as unpriced
 from conversations
 group by language, model, charge_currency
 order by charge_per_conversation desc nulls last, language, model

@@ -2,20 +2,21 @@
 -- asked by: engineers, finance
 -- one row per: tenant, feature, kind of attempt and currency
 select
-    tenant_id,
-    coalesce(feature, '') as feature,
-    attempt_kind,
-    charge_currency,
-    sum(request_count) as requests,
-    sum(charge_amount) as charge_amount,
-    sum(coalesce(input_tokens, 0)) as input_tokens_again,
-    count(*) filter (where charge_amount is null) as unpriced_entries
-from ledger.entries
+    m.tenant_id,
+    m.feature,
+    m.attempt_kind,
+    m.charge_currency,
+    sum(m.quantity) filter (where m.meter = 'requests') as requests,
+    sum(m.quantity * r.price / r.per) as charge_amount,
+    coalesce(sum(m.quantity) filter (where m.meter like '%input%' or m.meter like 'cache%'), 0) as input_tokens_again,
+    coalesce(sum(m.quantity) filter (where m.meter = 'requests' and m.charge_rate_set_id = 0), 0) as unpriced
+from {{ ref('fct_meters_daily') }} as m
+left join ledger.rates as r on r.rate_set_id = m.charge_rate_set_id and r.meter = m.meter
 where
-    attempt_kind <> 'first'
-    and kind <> 'evidence'
-    and occurred_at >= now() - interval '{{ var("ago", "30 days") }}'
-    and ('{{ var("tenant", "") }}' = '' or tenant_id = '{{ var("tenant", "") }}')
+    m.attempt_kind <> 'first'
+    and not m.is_avoided
+    and m.local_date >= (now() - interval '{{ var("ago", "30 days") }}')::date
+    and ('{{ var("tenant", "") }}' = '' or m.tenant_id = '{{ var("tenant", "") }}')
 group by 1, 2, 3, 4
 order by charge_amount desc nulls last, 1, 2, 3
 limit {{ var("rows", "20") }}

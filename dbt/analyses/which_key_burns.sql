@@ -4,21 +4,21 @@
 with recent as (
     select
         tenant_id,
-        coalesce(api_key_id, '') as api_key_id,
+        api_key_id,
         charge_currency,
-        occurred_at >= now() - interval '{{ var("ago", "1 hour") }}' as is_now,
+        -- Of five minutes, as the mart has them.
+        starts_at >= now() - interval '{{ var("ago", "1 hour") }}' as is_now,
         charge_amount,
-        request_count
-    from ledger.entries
+        request_count,
+        charge_unpriced_count
+    from {{ ref('fct_signals_5min') }}
     where
-        kind <> 'evidence'
-        and ('{{ var("tenant", "") }}' = '' or tenant_id = '{{ var("tenant", "") }}')
+        ('{{ var("tenant", "") }}' = '' or tenant_id = '{{ var("tenant", "") }}')
         and (
-            occurred_at >= now() - interval '{{ var("ago", "1 hour") }}'
-            or occurred_at >= now() - interval '1 day' - interval '{{ var("ago", "1 hour") }}'
-            and occurred_at < now() - interval '1 day'
+            starts_at >= now() - interval '{{ var("ago", "1 hour") }}'
+            or starts_at >= now() - interval '1 day' - interval '{{ var("ago", "1 hour") }}'
+            and starts_at < now() - interval '1 day'
         )
-        and posting_period >= (now() - interval '2 months')::date
 )
 
 select
@@ -29,7 +29,7 @@ select
     sum(charge_amount) filter (where not is_now) as day_ago_amount,
     sum(request_count) filter (where is_now) as now_requests,
     sum(request_count) filter (where not is_now) as day_ago_requests,
-    count(*) filter (where charge_amount is null) as unpriced_entries
+    sum(charge_unpriced_count) as unpriced
 from recent
 group by tenant_id, api_key_id, charge_currency
 order by now_amount desc nulls last, tenant_id, api_key_id

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from dbt.cli.main import dbtRunner
 
+from tallystick.cookbook import questions, statement
 from tallystick.rollup import PROJECT, _connection_in_environment
 from tests.support.databases import Database
 
@@ -269,6 +270,16 @@ def test_the_projects_unit_tests_pass(database: Database, folder: Path) -> None:
     assert outcome.success, [result.message for result in outcome.result.results]
     ran = [result for result in outcome.result.results if str(result.node.resource_type) == "unit_test"]
     assert len(ran) >= 2
+
+
+def test_the_cookbook_that_is_asked_without_dbt_is_what_dbt_compiles(database: Database, folder: Path) -> None:
+    outcome = invoke(database.url_for("tallystick_rollup"), folder, "compile", "--select", "resource_type:analysis")
+    assert outcome.success, outcome.exception
+    compiled = {result.node.name: result.node.compiled_code for result in outcome.result.results}
+    assert len(compiled) == len(questions())
+    for each in questions():
+        text = compiled[each.name.replace("-", "_")]
+        assert re.sub(r'"\w+"\."marts"\."(\w+)"', r"marts.\1", text).strip() == statement(each.name, {}).strip(), each.name
 
 
 def test_no_init_file_hides_the_tool(manifest: Any) -> None:

@@ -121,7 +121,9 @@ async def test_the_answers_are_what_was_posted(asked: Ledger, commands: Commands
         for row in await ask(commands, "latency-p95-by-feature")
         if (row["feature"], row["model"]) == ("chat", "m-sub")
     ]
-    assert (slow["latency_ms_p95"], slow["ttft_ms_p95"], slow["requests"]) == (900, 90, 4)
+    assert slow["requests"] == 4
+    # A histogram's buckets are 4 % wide.
+    assert (round(slow["latency_ms_p95"] / 900, 1), round(slow["ttft_ms_p95"] / 90, 1)) == (1, 1)
 
     tomorrow = f"{NOW + timedelta(days=1):%Y-%m-%d}"
     bill = await ask(commands, "reconcile-with-the-provider", f"from={NOW:%Y-%m-%d}", f"to={tomorrow}")
