@@ -1,6 +1,6 @@
-"""The refold: every bucket of every additive mart, folded again from the whole ledger and held against what stands.
+"""The refold: every bucket of every mart that is a fold, folded again from the whole ledger and held against what stands.
 
-What a run adds is never read again by a run; this reads it all, each night. The text that is run is the model's own, with all
+What a run adds or makes anew is never read again by a run; this reads it all, each night. The text that is run is the model's own, with all
 rows up to the mart's watermark in place of those that a run would add (`refolded_from` in dbt/macros/watermarks.sql), so a new
 mart is held to it without a line of its own. That the models themselves mean the right thing is for `verify` and dbt's tests,
 which say it a second time.
@@ -18,11 +18,19 @@ from psycopg import sql
 
 from ledger.tables import SEAL_DIMENSIONS, SEAL_MEASURES
 from tallystick.addresses import libpq_url
-from tallystick.rollup import compiled_for_refold
+from tallystick.rollup import FoldText, compiled_for_refold
 from tallystick.verify import Failure, Proof
 
 NAMED_MAX: Final = 20
 """Buckets of each mart that are named; all are counted."""
+SETTINGS: Final = (
+    # As for `verify`: compiling never pays off, and what is sorted or hashed should mostly stay in memory.
+    "set local jit = off",
+    "set local work_mem = '64MB'",
+    # The planner takes the groups for many and wide, and would sort all rows on disk; groups that pass the memory go to disk by
+    # parts, and rows never do.
+    "set local enable_sort = off",
+)
 _SEAL_KEY: Final = {"tenant_id", "local_date", *(name for name, _ in SEAL_DIMENSIONS)}
 _SEAL_MEASURES: Final = {name for name, _ in SEAL_MEASURES}
 _BUCKETS: Final = ("starts_at", "local_date")
@@ -58,7 +66,7 @@ class Refold:
 
 
 def refold(url: str, home: Path, *, marts: Sequence[str] = (), on_mart: Callable[[str], None] | None = None) -> Refold:
-    """Fold each additive mart again, up to its watermark, and compare every bucket, in one snapshot.
+    """Fold each mart again, up to its watermark, and compare every bucket, in one snapshot.
 
     `url` logs in as tallystick_rollup; `marts` names some of them, else it is all. Time is that of one grouping of the whole ledger for each mart. Days of months whose rows
     have left are held against their seals where a mart has the dimensions of seals, and are left out and noted elsewhere.
@@ -72,12 +80,8 @@ def refold(url: str, home: Path, *, marts: Sequence[str] = (), on_mart: Callable
     started = time.monotonic()
     with psycopg.connect(libpq_url(url), autocommit=True, options="-c timezone=UTC") as connection:
         connection.execute("begin isolation level repeatable read read only")
-        # As for `verify`: compiling never pays off, and what is sorted or hashed should mostly stay in memory.
-        connection.execute("set local jit = off")
-        connection.execute("set local work_mem = '64MB'")
-        # The planner takes the groups for many and wide, and would sort all rows on disk; groups that pass the memory go to
-        # disk by parts, and rows never do.
-        connection.execute("set local enable_sort = off")
+        for setting in SETTINGS:
+            connection.execute(setting.encode())
         gone = [
             month
             for (month,) in connection.execute(
@@ -93,7 +97,8 @@ def refold(url: str, home: Path, *, marts: Sequence[str] = (), on_mart: Callable
                 notes.append(f"{mart} is not there yet: run `tallystick rollup`")
                 continue
             one = time.monotonic()
-            compared, note = _comparison(mart, text.keys, _measures(connection, mart, text.keys), text.sql, gone)
+            measures = [name for name in _measures(connection, mart, text.keys) if name not in text.uncompared]
+            compared, note = _comparison(mart, text, measures, gone)
             if note is not None:
                 notes.append(note)
             rows = connection.execute(compared).fetchall()
@@ -129,13 +134,14 @@ def _measures(connection: psycopg.Connection, mart: str, keys: Sequence[str]) ->
 
 
 def _comparison(
-    mart: str, keys: Sequence[str], measures: Sequence[str], fold: str, gone: Sequence[date]
+    mart: str, text: FoldText, measures: Sequence[str], gone: Sequence[date]
 ) -> tuple[sql.Composed, str | None]:
     """Return the statement that compares, and what it leaves out.
 
     Shape: at most NAMED_MAX rows of (buckets, differing buckets, key, what the mart says, what the ledger says), the last three as
     objects; one row with nulls where nothing differs.
     """
+    keys, fold = text.keys, text.sql
     has_seals = set(keys) == _SEAL_KEY and set(measures) <= _SEAL_MEASURES
     bucket = next((name for name in _BUCKETS if name in keys), None)
     texts: dict[str, sql.Composable] = {"fold": sql.SQL(fold), "scope": sql.SQL("true")}  # type: ignore[arg-type]
@@ -153,12 +159,16 @@ def _comparison(
         note = f"{mart} was not compared: it knows no time, and rows of {gone[0]:%Y-%m} have left the ledger"
         texts["scope"] = sql.SQL("false")
     comma = sql.SQL(", ")
+    # Of a row that is there and says null, and of one that is not.
+    marks = keys[:1] if text.is_recomputed else []
 
     def each(names: Sequence[str], of: str) -> sql.Composed:
         return comma.join(sql.Identifier(of, name) for name in names)
 
-    def numbers(of: str) -> sql.Composed:
-        return comma.join(sql.SQL("coalesce({}, 0)").format(sql.Identifier(of, name)) for name in measures)
+    def values(of: str) -> sql.Composed:
+        # A bucket that was emptied, and none, say the same of a mart that adds.
+        value = "{}" if text.is_recomputed else "coalesce({}, 0)"
+        return comma.join(sql.SQL(value).format(sql.Identifier(of, name)) for name in [*measures, *marks])
 
     def as_object(names: Sequence[str], of: str) -> sql.Composed:
         return sql.SQL("jsonb_build_object({})").format(
@@ -182,7 +192,6 @@ def _comparison(
                 {key} as key,
                 {said} as said,
                 {meant} as meant,
-                -- A bucket that was emptied, and none, say the same.
                 ({ours}) is distinct from ({theirs}) as is_broken
             from standing as s
             full join refolded as r on ({our_key}) = ({their_key})
@@ -212,8 +221,8 @@ def _comparison(
         ),
         said=as_object(measures, "s"),
         meant=as_object(measures, "r"),
-        ours=numbers("s"),
-        theirs=numbers("r"),
+        ours=values("s"),
+        theirs=values("r"),
         our_key=each(keys, "s"),
         their_key=each(keys, "r"),
         named_max=sql.Literal(NAMED_MAX),
@@ -264,7 +273,7 @@ def _in_words(
 ) -> str:
     """Name the bucket by tenant and time first, then by whatever else is not empty, and each number that differs."""
     first = [name for name in ("tenant_id", *_BUCKETS) if name in keys]
-    named = [f"{_WORDS.get(name, name)} {_time(name, key[name])}" for name in first]
+    named = [f"{_WORDS.get(name, name)} {_time(name, key[name])}" for name in first if key[name]]
     named += [f"{name} {key[name]}" for name in keys if name not in first and key[name]]
     if all(value is None for value in meant.values()):
         what = "the ledger has no such row"

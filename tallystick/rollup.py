@@ -122,28 +122,38 @@ def rebuild(url: str, home: Path, model: str | None = None, *, wait_seconds: flo
 
 @dataclass(frozen=True, slots=True)
 class FoldText:
-    """What an additive mart must equal, as a select, and the columns of its key."""
+    """What a mart must equal, as a select, and the columns of its key."""
 
     sql: str
     keys: Sequence[str]
+    is_recomputed: bool
+    """Its rows are made anew whole: none stays that says nothing, and null is not zero."""
+    uncompared: Sequence[str]
+    """Columns that say how a row came to be."""
 
 
 def compiled_for_refold(url: str, home: Path) -> Mapping[str, FoldText]:
-    """Return for each additive mart the select of its rows out of everything that it has consumed, by name."""
-    kept = _Kept(home, "refold", {"refold": True})
+    """Return for each mart that is a fold of the ledger the select of its rows out of everything that it has consumed, by name."""
+    # As if each were made from nothing; it is compiled, and no run is made of it.
+    kept = _Kept(home, "refold", {"refold": True, "rebuild": True})
     _check_installed()
     with _ONE_AT_A_TIME, _connection_in_environment(url):
         _check_there(url)
         manifest = _MANIFESTS.get(_key(url, kept)) or _read(url, kept)
-        outcome = _runner(manifest).invoke(
-            ["compile", "--select", "config.incremental_strategy:additive", *kept.options]
-        )
+        strategies = ("additive", "recomputed")
+        selected = [f"config.incremental_strategy:{name}" for name in strategies]
+        outcome = _runner(manifest).invoke(["compile", "--select", *selected, *kept.options])
     _report(outcome, 0.0, 0.0)
     nodes = [result.node for result in outcome.result.results if str(result.node.resource_type) == "model"]
     return {
-        node.name: FoldText(node.compiled_code, node.config.get("unique_key"))
+        node.name: FoldText(
+            node.compiled_code,
+            node.config.get("unique_key"),
+            node.config.get("incremental_strategy") == "recomputed",
+            node.config.meta.get("uncompared", []),
+        )
         for node in sorted(nodes, key=lambda each: str(each.name))
-        if node.config.get("incremental_strategy") == "additive"
+        if node.config.get("incremental_strategy") in strategies and node.config.meta.get("is_fold", True)
     }
 
 

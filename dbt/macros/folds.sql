@@ -22,13 +22,17 @@ How a mart is cut and summed. A column is given as SQL would have it: `feature`,
 
 {#
 What `config` wants of a mart that has one row per these columns; none of them may be null. `buckets` are the columns, out of
-them, by which a recomputed mart is made anew.
+them, by which a recomputed mart is made anew. `is_fold` says that each bucket hangs on nothing but the ledger, whenever it was
+made, so that the refold holds it against that; `uncompared` are columns that say how a row came to be.
 #}
-{% macro one_row_per(columns, buckets=none) -%}
+{% macro one_row_per(columns, buckets=none, is_fold=true, uncompared=[]) -%}
     {%- set names = names_of(columns) -%}
     {%- set settings = {"unique_key": names, "indexes": [{"columns": names, "unique": true}]} -%}
     {%- if buckets is not none -%}
-        {%- do settings.update({"incremental_strategy": "recomputed", "meta": {"buckets": buckets}}) -%}
+        {%- do settings.update({
+            "incremental_strategy": "recomputed",
+            "meta": {"buckets": buckets, "is_fold": is_fold, "uncompared": uncompared},
+        }) -%}
     {%- endif -%}
     {{ return(settings) }}
 {%- endmacro %}

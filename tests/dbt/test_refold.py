@@ -1,5 +1,6 @@
-"""The refold: every bucket of every additive mart equals the fold of the whole ledger, and one that does not is named."""
+"""The refold: every bucket of every mart that is a fold equals that of the whole ledger, and one that does not is named."""
 
+from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -10,6 +11,7 @@ from ledger.retention import export_month, retire_month
 from tallystick.refold import Refold, added, refold
 from tallystick.rollup import run_rollup
 from tallystick.verify import verify
+from tests.dbt import test_gpu
 from tests.dbt.conftest import Marts
 from tests.dbt.test_rollup import FACTS, set_up, usage
 from tests.factories import NODE, make_event
@@ -115,6 +117,46 @@ async def test_a_micro_unit_in_any_one_copy_is_found_with_its_tenant_and_time(ma
     assert entry[0].endswith("the rows of batch 1 in 2026-01 differ from what was posted: entry 65537 of tenant t-beta was changed")
     assert {about(mart, bucket, "2", "2.000001") for mart, bucket in buckets.items()} <= set(entry)
     assert verify(marts.ledger.database.url_for("tallystick_operator")).ok
+
+
+async def test_a_micro_unit_in_a_mart_that_is_made_anew_is_named_with_node_tenant_and_hour(marts: Marts) -> None:
+    """A cent a second; alpha's call of 10 s is 0.10 USD. Hours of two runs, of one rate that came late, and of no window."""
+    mart = "fct_gpu_allocation_hourly"
+    await test_gpu.set_up(marts)
+    await test_gpu.add_rates(marts, test_gpu.rate())
+    await marts.post(test_gpu.window("w-1", "09:00:00", "10:00:00"), test_gpu.request("e-1", "09:30:10", 1_000, 100))
+    marts.roll_up(mart)
+    await test_gpu.add_rates(marts, test_gpu.rate("72", "2026-01-15T11:00:00Z"))
+    await marts.post(
+        test_gpu.window("w-2", "10:00:00", "11:30:00"),
+        test_gpu.window("w-3", "14:00:00", "15:00:00", gpu_model="L4"),
+        test_gpu.request("e-2", "10:10:00", 1_000, 100, tenant_id="t-beta"),
+        test_gpu.request("e-3", "13:00:05", 1_000, 100),
+    )
+    marts.roll_up(mart)
+    # No run has consumed it, so it is in neither side.
+    await marts.post(test_gpu.request("e-4", "09:45:00", 1_000, 100))
+
+    def differences() -> Sequence[str]:
+        found = refold(marts.url, marts.home, marts=(mart,))
+        assert found.notes == []
+        assert [(each.mart, each.row_count) for each in found.marts] == [(mart, 8)]
+        return found.differences
+
+    assert differences() == []
+    change = f"update marts.{mart} set node_amount = node_amount {{}} 0.000001 where kind = 'request' and tenant_id = 't-alpha'"
+    assert marts.ledger.superuser.execute(change.format("+").encode()).rowcount == 1
+    assert differences() == [
+        f"{mart}: tenant t-alpha, from 2026-01-15 09:00 UTC, node_id gpu-7, kind request, feature chat, language en,"
+        " provider vllm, model m-own, currency USD, standard_currency USD:"
+        " the mart says node_amount 0.100001000000, the ledger 0.100000000000"
+    ]
+    marts.ledger.superuser.execute(change.format("-").encode())
+    # Unknown is not zero.
+    unknown = f"update marts.{mart} set bill_amount = 0 where bill_amount is null"
+    assert marts.ledger.superuser.execute(unknown.encode()).rowcount == 1
+    (text,) = differences()
+    assert text.endswith("the mart says bill_amount 0, the ledger None")
 
 
 async def test_days_of_a_month_that_left_are_held_against_its_seal(marts: Marts, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 {%- set columns = [
     "node_id", "starts_at", "kind", "tenant_id", "feature", "language", "provider", "model", "currency", "standard_currency",
 ] -%}
-{%- set own = one_row_per(columns, buckets=["node_id", "starts_at"]) -%}
+{%- set own = one_row_per(columns, buckets=["node_id", "starts_at"], uncompared=["rates_known"]) -%}
 {%- do own["indexes"].extend([{"columns": ["starts_at"]}, {"columns": ["rates_known", "starts_at"]}]) -%}
 {%- do own["meta"].update({"hidden_from_readers": ["tenant_id"]}) -%}
 {{ config(own) }}

@@ -1,5 +1,5 @@
 {%- set columns = ["tenant_id", "starts_at", "kind", "feature", "api_key_id", "value"] -%}
-{{ config(one_row_per(columns, buckets=["tenant_id", "starts_at"])) }}
+{{ config(one_row_per(columns, buckets=["tenant_id", "starts_at"], is_fold=false)) }}
 {%- set limits = signal_limits() %}
 
 with touched as (

@@ -1,5 +1,5 @@
 {%- set columns = ["tenant_id", "date", "measure", "feature", "api_key_id", "value", "charge_currency", "hour_of_day"] -%}
-{{ config(one_row_per(columns, buckets=["tenant_id", "date"])) }}
+{{ config(one_row_per(columns, buckets=["tenant_id", "date"], is_fold=false)) }}
 
 with unconsumed as (
     {{ unconsumed(ref('int_entries_measured')) }}

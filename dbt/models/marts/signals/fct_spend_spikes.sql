@@ -1,5 +1,5 @@
 {%- set columns = ["tenant_id", "starts_at", "feature", "api_key_id", "charge_currency"] -%}
-{{ config(one_row_per(columns, buckets=["tenant_id", "starts_at"])) }}
+{{ config(one_row_per(columns, buckets=["tenant_id", "starts_at"], is_fold=false)) }}
 
 with touched as (
     {{ touched_buckets(ref('fct_signals_5min')) }}
