@@ -133,7 +133,8 @@ def jobs(settings: Settings, found: Addresses) -> Sequence[Job]:
         from tallystick.standing import prove
 
         async with await connect(found.url_for(OPERATOR), connect_timeout=10) as connection:
-            done = await prove(connection, every_seconds=settings.proof_seconds)
+            turn = int(time.time() // settings.proof_seconds)
+            done = await prove(connection, every_seconds=settings.proof_seconds, turn=turn)
         if done.difference_count:
             log.warning(
                 "the standing proof found %d differences: `tallystick proofs show` says which", done.difference_count

@@ -1,11 +1,12 @@
 """The standing proof: budgets, ledger and marts agree, per tenant and month, said every minute and not every night.
 
 It keeps sums of all entries by tenant, local month and currencies (`ledger.proof_totals`), adds what was posted since, and in
-the same snapshot holds them against what budgets carry and what the daily mart says. So it costs as much as there is new, and
-stays true once the rows of a month have left. What it cannot see, because it never reads a row twice, is for `verify`.
+the same snapshot holds them against what budgets carry and what the usage marts say: the daily one for all tenants, those by hour
+and quarter hour, which have many more rows, for some of the tenants each time. So it costs as much as there is new, and stays true
+once the rows of a month have left. What it cannot see, because it never reads a row twice, is for `verify`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Final
@@ -20,7 +21,20 @@ from tallystick.verify import PROOFS, mart_statement
 
 DRILLED_MAX: Final = 3
 """Months of tenants that differ and of which the hours are looked for: each is read from the ledger."""
-_MART: Final = "fct_cost_daily"
+TURNS: Final = 15
+"""In how many turns all tenants are held against the marts by hour and quarter hour."""
+_DAILY: Final = "fct_cost_daily"
+_IN_PERIOD: Final = "d.starts_at >= m.starts_at and d.starts_at < m.ends_at"
+# By mart: which tenants and months can be compared, and which of the mart's rows are of a tenant's month.
+_MARTS: Final[Mapping[str, tuple[str, str]]] = {
+    _DAILY: ("true", "d.local_date >= m.month and d.local_date < (m.month + interval '1 month')::date"),
+    # Every zone's offset is a multiple of a quarter hour, and of some zones of no hour.
+    "fct_usage_hourly": (
+        "date_trunc('hour', p.starts_at, 'UTC') = p.starts_at and date_trunc('hour', p.ends_at, 'UTC') = p.ends_at",
+        _IN_PERIOD,
+    ),
+    "fct_usage_15min": ("p.starts_at is not null", _IN_PERIOD),
+}
 
 # The entries of some batches: by month and range of the primary key, so that nothing else is read.
 _ENTRIES_OF: Final = """(
@@ -45,7 +59,7 @@ _NEW: Final = (
 )
 _UNCONSUMED: Final = (
     "select b.batch_id from ledger.batches as b"
-    f" left join marts.watermarks as w on w.feed_id = b.feed_id and w.model = '{_MART}'"
+    " left join marts.watermarks as w on w.feed_id = b.feed_id and w.model = '{mart}'"
     " where b.number > coalesce(w.low, 0)"
 )
 
@@ -62,10 +76,12 @@ class Standing:
     """How many batches were added."""
 
 
-async def prove(connection: Connection, *, every_seconds: float | None = None, anew: bool = False) -> Standing:
+async def prove(
+    connection: Connection, *, every_seconds: float | None = None, anew: bool = False, turn: int | None = None
+) -> Standing:
     """Add what was posted since the last time, compare, and write down the result, in one snapshot.
 
-    `anew` forgets the sums and makes them from all entries, and from the seals of months whose rows have left; the first run
+    `turn`, a number that is one higher each time, picks the tenants whose hours and quarter hours are compared; without it, all. `anew` forgets the sums and makes them from all entries, and from the seals of months whose rows have left; the first run
     does so too. `connection` is the operator's, in autocommit mode.
     """
     started_at = datetime.now(UTC)
@@ -75,7 +91,7 @@ async def prove(connection: Connection, *, every_seconds: float | None = None, a
             # The statements read ranges of a key, and look dear to a planner without statistics.
             await connection.execute("set local jit = off")
             added = await _add(connection, anew)
-            differences, notes, count = await _compared(connection)
+            differences, notes, count = await _compared(connection, turn)
             cursor = await connection.execute("select name, last_number from ledger.feeds where last_number > 0")
             up_to: dict[str, int] = dict(await cursor.fetchall())
             await proofs.note_proof(
@@ -149,45 +165,63 @@ def _dates(months: Sequence[date]) -> str:
 # --- The comparison ---------------------------------------------------------------------------------------------------
 
 
-async def _compared(connection: Connection) -> tuple[list[Difference], list[str], int]:
+async def _compared(connection: Connection, turn: int | None) -> tuple[list[Difference], list[str], int]:
     """Return differences in words, what could not be compared, and how many months of tenants differ."""
     cursor = await connection.execute((PROOFS / "standing_budgets.sql").read_bytes())
     budgets = [text for (text,) in await cursor.fetchall()]
     differences = [Difference("budgets", text) for text in budgets[: proofs.DIFFERENCES_KEPT_MAX // 2]]
     cursor = await connection.execute(
-        "select to_regclass('marts.watermarks') is not null"
-        " and to_regclass('marts.fct_cost_daily') is not null and to_regclass('marts.fct_usage_hourly') is not null"
+        "select count(*) from unnest(%s::text[]) as t (name) where to_regclass('marts.' || t.name) is null",
+        [["watermarks", *_MARTS]],
     )
-    row = await cursor.fetchone()
-    if row is None or not row[0]:
+    if await cursor.fetchone() != (0,):
         return differences, ["the marts are not there yet: run `tallystick rollup`"], len(budgets)
-    unconsumed = _ENTRIES_OF.replace("{batches}", _UNCONSUMED)
-    statement = (PROOFS / "standing_marts.sql").read_text().replace("{rows}", unconsumed)
-    cursor = await connection.execute(statement.encode())
-    marts = await cursor.fetchall()
-    for tenant_id, month, text in marts[:DRILLED_MAX]:
+    found = [(mart, *row) for mart in _MARTS for row in await _differing(connection, mart, turn)]
+    drilled: list[str] = []
+    for mart, tenant_id, month, text in found[:DRILLED_MAX]:
         differences.append(Difference("marts", text))
-        differences += [Difference("marts", hour) for hour in await _hours(connection, tenant_id, month)]
-    differences += [Difference("marts", text) for _, _, text in marts[DRILLED_MAX : proofs.DIFFERENCES_KEPT_MAX // 2]]
-    return differences, [], len(budgets) + len(marts)
+        # A day is named by its hours, as far as they differ too.
+        by = ("fct_usage_hourly", mart) if mart == _DAILY else (mart,)
+        hours = await _buckets(connection, by, tenant_id, month)
+        differences += [Difference("marts", hour) for hour in hours if hour not in drilled]
+        drilled += hours
+    kept = found[DRILLED_MAX : proofs.DIFFERENCES_KEPT_MAX // 2]
+    differences += [Difference("marts", text) for _, _, _, text in kept]
+    return differences, [], len(budgets) + len(found)
 
 
-async def _hours(connection: Connection, tenant_id: str, month: date) -> list[str]:
-    """Say which hours of a tenant's month are not what the ledger says, and which days where every hour agrees."""
+async def _differing(connection: Connection, mart: str, turn: int | None) -> list[tuple[str, date, str]]:
+    """Return the tenants and months that differ in a mart, with both sides in words."""
+    compared, of_month = _MARTS[mart]
+    if mart != _DAILY and turn is not None:
+        compared += f" and abs(hashtext(t.tenant_id)::bigint) % {TURNS} = {turn % TURNS}"
+    statement = (PROOFS / "standing_marts.sql").read_text()
+    for name, text in {
+        "rows": _ENTRIES_OF.replace("{batches}", _UNCONSUMED),
+        "compared": compared,
+        "of_month": of_month,
+        "mart": mart,
+    }.items():
+        statement = statement.replace(f"{{{name}}}", text)
+    cursor = await connection.execute(statement.encode())
+    return await cursor.fetchall()
+
+
+async def _buckets(connection: Connection, marts: Sequence[str], tenant_id: str, month: date) -> list[str]:
+    """Say which buckets of a tenant's month are not what the ledger says, in the first of these marts that has some."""
     tenant = sql.quote(tenant_id)
-    of_month = "{0} >= date '{1}' and {0} < (date '{1}' + interval '1 month')::date"
-    for mart in ("fct_usage_hourly", _MART):
-        day = of_month.format("local_date", month.isoformat())
-        # A local month lies within a day of the same month in UTC.
-        hours = (
-            f"starts_at >= timestamptz '{month.isoformat()} 00:00+00' - interval '1 day'"
-            f" and starts_at < timestamptz '{month.isoformat()} 00:00+00' + interval '1 month 1 day'"
-        )
+    day = f"local_date >= date '{month}' and local_date < (date '{month}' + interval '1 month')::date"
+    # A local month lies within a day of the same month in UTC.
+    hours = (
+        f"starts_at >= timestamptz '{month} 00:00+00' - interval '1 day'"
+        f" and starts_at < timestamptz '{month} 00:00+00' + interval '1 month 1 day'"
+    )
+    for mart in marts:
+        scope = day if mart == _DAILY else hours
         statement = mart_statement(
             mart,
-            ledger_scope=f"e.tenant_id = {tenant} and "
-            + (day if mart == _MART else hours).replace("starts_at", "e.occurred_at"),
-            mart_scope=f"tenant_id = {tenant} and {day if mart == _MART else hours}",
+            ledger_scope=f"e.tenant_id = {tenant} and {scope}".replace("starts_at", "e.occurred_at"),
+            mart_scope=f"tenant_id = {tenant} and {scope}",
         )
         cursor = await connection.execute(
             f"select failure from ({statement}) as broken where starts_with(failure, '{mart}: tenant ') order by 1 limit 5".encode()

@@ -2,10 +2,13 @@
 -- entries less those of batches that it has not consumed yet. Grain: tenant, month and currencies that differ.
 with moved as materialized (
     select distinct
-        tenant_id,
-        month
-    from ledger.proof_totals
-    where moved_at > clock_timestamp() - interval '2 days'
+        t.tenant_id,
+        t.month,
+        p.starts_at,
+        p.ends_at
+    from ledger.proof_totals as t
+    left join ledger.periods as p on p.tenant_id = t.tenant_id and p.posting_period = t.month
+    where t.moved_at > clock_timestamp() - interval '2 days' and {compared}
 ),
 
 unconsumed as (
@@ -58,8 +61,7 @@ mart as (
         sum(d.input_tokens) as input_tokens,
         sum(d.output_tokens) as output_tokens
     from moved as m
-    join marts.fct_cost_daily as d
-        on d.tenant_id = m.tenant_id and d.local_date >= m.month and d.local_date < (m.month + interval '1 month')::date
+    join marts.{mart} as d on d.tenant_id = m.tenant_id and {of_month}
     group by 1, 2, 3, 4
 )
 
@@ -67,7 +69,7 @@ select
     tenant_id,
     month,
     format(
-        'fct_cost_daily: tenant %s, %s: the mart says charge %s %s, cost %s %s, %s requests; the entries come to %s, %s, %s',
+        '{mart}: tenant %s, %s: the mart says charge %s %s, cost %s %s, %s requests; the entries come to %s, %s, %s',
         tenant_id, to_char(month, 'YYYY-MM'), trim_scale(coalesce(m.charge, 0)), charge_currency, trim_scale(coalesce(m.cost, 0)),
         cost_currency, coalesce(m.requests, 0), trim_scale(coalesce(l.charge, 0)), trim_scale(coalesce(l.cost, 0)), coalesce(l.requests, 0)
     ) as failure

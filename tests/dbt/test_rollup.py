@@ -13,7 +13,7 @@ from ledger import closing
 from ledger.database import connect
 from ledger.tables import SEAL_DIMENSIONS, SEAL_MEASURES
 from tallystick.rollup import RollupBusy, RollupFailed, WarehouseMissing, run_rollup
-from tallystick.standing import Standing, prove
+from tallystick.standing import TURNS, Standing, prove
 from tallystick.verify import verify
 from tests.dbt.conftest import Marts
 from tests.factories import NODE, make_event
@@ -469,16 +469,58 @@ async def test_the_standing_proof_compares_the_mart_with_what_it_has_consumed(ma
         for mart in ("fct_usage_hourly", "fct_cost_daily"):
             marts.ledger.superuser.execute(f"update marts.{mart} set charge_amount = charge_amount + 0.5")
         found = await prove(operator)
-        assert found.difference_count == 1
+        assert found.difference_count == 2
+
+        def month(mart: str) -> str:
+            return (
+                f"{mart}: tenant t-alpha, 2026-01: the mart says charge 1.5 USD, cost 1 USD, 1 requests; the entries come to"
+                " 1, 1, 1"
+            )
+
         assert [each.text for each in found.differences] == [
-            "fct_cost_daily: tenant t-alpha, 2026-01: the mart says charge 1.5 USD, cost 1 USD, 1 requests; the entries come to"
-            " 1, 1, 1",
+            month("fct_cost_daily"),
             "fct_usage_hourly: tenant t-alpha, hour 2026-01-15 10:00 UTC: the mart says charge 1.5 USD, cost 1 USD, 1 requests;"
             " the ledger says 1, 1, 1",
+            month("fct_usage_hourly"),
         ]
         marts.ledger.superuser.execute("update marts.fct_usage_hourly set charge_amount = charge_amount - 0.5")
         found = await prove(operator)
         assert found.differences[1].text.startswith("fct_cost_daily: tenant t-alpha, local day 2026-01-15: ")
+
+
+async def test_in_turns_the_standing_proof_finds_a_micro_unit_in_any_hour_or_quarter_hour(marts: Marts) -> None:
+    """Kathmandu's months begin at a quarter past an hour: only quarter hours say what they come to. Berlin's begin at an hour."""
+    marts.ledger.add_tenant(zone="Asia/Kathmandu").add_tenant("t-beta", zone="Europe/Berlin").add_source()
+    await marts.ledger.add_price(input="1.00", output="1.00")
+    # Of January in both zones, and of December in UTC.
+    await marts.post(
+        make_event("a", time="2025-12-31T23:30:00Z", usage=usage(1)),
+        make_event("b", time="2025-12-31T23:30:00Z", usage=usage(2), tenant_id="t-beta"),
+    )
+    marts.roll_up(*FACTS)
+    operator_url = marts.ledger.database.url_for("tallystick_operator")
+
+    async def found(tenant: str, mart: str) -> list[str]:
+        change = f"update marts.{mart} set cost_amount = cost_amount {{}} 0.000001 where tenant_id = '{tenant}'"
+        assert marts.ledger.superuser.execute(change.format("+").encode()).rowcount == 1
+        async with await connect(operator_url) as operator:
+            by_turn = [(await prove(operator, turn=turn)).differences for turn in range(100, 100 + TURNS)]
+            whole = (await prove(operator)).differences
+        marts.ledger.superuser.execute(change.format("-").encode())
+        assert [each for each in by_turn if each] == ([whole] if whole else [])
+        return [each.text for each in whole]
+
+    for mart in ("fct_usage_15min", "fct_usage_hourly"):
+        texts = await found("t-beta", mart)
+        assert len(texts) == 2
+        assert texts[0].startswith(f"{mart}: tenant t-beta, 2026-01: the mart says charge 0.000002 USD, cost 0.000003 USD, 1 ")
+        assert "UTC: the mart says charge 0.000002 USD, cost 0.000003 USD" in texts[1]
+        assert texts[1].startswith(f"{mart}: tenant t-beta, ")
+        assert "hour 2025-12-31 23:" in texts[1]
+    assert (await found("t-alpha", "fct_usage_15min"))[1].startswith(
+        "fct_usage_15min: tenant t-alpha, quarter hour 2025-12-31 23:30 UTC: "
+    )
+    assert await found("t-alpha", "fct_usage_hourly") == []
 
 
 async def test_a_mart_that_was_changed_is_named_with_tenant_and_hour(marts: Marts) -> None:
