@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.documents import Room
+from api.encoded import with_tag
 from api.errors import InvalidRequest, TenantNotFound
 from api.pages import limit_of
 from api.schemas import (
@@ -76,7 +76,7 @@ async def tenant_budgets(
     found = await services.budgets.get((tenant_id, at)) if key.may_read(tenant_id) and "\0" not in tenant_id else None
     if found is None:
         raise TenantNotFound("there is no such tenant, or it is not this key's to see")
-    budgets = _encode(found.budgets)
+    budgets, tag = services.encoded.of(tenant_id, found.budgets) if at is None else with_tag(found.budgets)
     body = BudgetsReply(
         found.tenant_id,
         found.time_zone,
@@ -86,7 +86,7 @@ async def tenant_budgets(
         _feeds(found.lag),
         msgspec.Raw(budgets),
     )
-    return _reply(held_tag, body, budgets, found.database_time, found.lag)
+    return _reply(held_tag, body, tag, found.database_time, found.lag)
 
 
 @router.get("/v1/budgets", openapi_extra=BUDGETS_OPERATION, response_model=None)
@@ -108,7 +108,8 @@ async def get_budgets(request: Request) -> Response:
     shown_at = found.database_time if at is None else from_micros(at)
     reply = AllBudgetsReply(shown_at, found.database_time, last, _feeds(found.lag), listed, following)
     held_tag = request.headers.get("if-none-match")
-    return _reply(held_tag, reply, _encode((listed, following)), found.database_time, found.lag).response()
+    _, tag = with_tag((listed, following))
+    return _reply(held_tag, reply, tag, found.database_time, found.lag).response()
 
 
 async def _page(
@@ -142,20 +143,18 @@ def _feeds(lag: Lag) -> Feeds:
     return Feeds(lag.lag_ms, lag.in_use_count, lag.silent_count)
 
 
-def _reply(held_tag: str | None, body: Any, content: bytes, now: datetime, lag: Lag) -> Reply:
-    """Encode an answer, or say that nothing has moved since the one that the caller holds.
-
-    The tag is weak: it stands for what remains, while clock and lag differ in each answer and are in headers too.
-    """
-    tag = f'W/"{blake2b(content, digest_size=12).hexdigest()}"'
+def _reply(held_tag: str | None, body: Any, tag: bytes, now: datetime, lag: Lag) -> Reply:
+    """Encode an answer, or say that nothing has moved since the one that the caller holds."""
     headers = [
         *_HEADERS,
-        (b"etag", tag.encode()),
+        (b"etag", tag),
         (b"tallystick-database-time", now.isoformat().encode()),
     ]
     if lag.lag_ms is not None:
         headers.append((b"tallystick-feed-lag-ms", b"%d" % lag.lag_ms))
-    if held_tag is not None and (held_tag.strip() == "*" or tag in [one.strip() for one in held_tag.split(",")]):
+    if held_tag is not None and (
+        held_tag.strip() == "*" or tag.decode() in [one.strip() for one in held_tag.split(",")]
+    ):
         return Reply(304, headers, b"")
     encoded = _encode(body)
     headers.append((b"content-type", b"application/json"))

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from api.away import Away
 from api.config import Config
 from api.database import Operator, Reader
+from api.encoded import Encoded
 from api.gather import Gather
 from api.group_commit import GroupCommit
 from api.keys import KeyRing, KeyWatch
@@ -17,9 +18,7 @@ from api.metrics import Metrics
 from api.reserving import Reserving
 from api.watch import Watch
 from ledger.api_keys import ApiKey, find_keys
-from quotas.remaining import TenantBudgets, remaining
-
-Asked = tuple[str, int | None]
+from quotas.remaining import Asked, InForce, TenantBudgets, remaining
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class Services:
     commits: GroupCommit
     reserving: Reserving
     budgets: Gather[Asked, TenantBudgets]
+    encoded: Encoded
 
     @classmethod
     def of(cls, config: Config) -> "Services":
@@ -46,8 +46,10 @@ class Services:
         async def keys(key_ids: Sequence[str]) -> dict[str, ApiKey]:
             return await reader.run(lambda connection: find_keys(connection, key_ids))
 
+        in_force = InForce()
+
         async def budgets(asked: Sequence[Asked]) -> dict[Asked, TenantBudgets]:
-            return (await reader.run(lambda connection: remaining(connection, asked))).tenants
+            return (await reader.run(lambda connection: remaining(connection, asked, in_force))).tenants
 
         ring = KeyRing(Gather(keys).get, config.key_seconds, config.away_key_seconds)
         away = Away(None if config.journal is None else Path(config.journal), reader, metrics)
@@ -64,6 +66,7 @@ class Services:
             reserving=Reserving(config, metrics, away),
             # Two, so that one half of the crowd is answered while the other is read for.
             budgets=Gather(budgets, flights_max=2),
+            encoded=Encoded(),
         )
 
 
