@@ -3,10 +3,9 @@
 import sys
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 
-from api.server import _bound, _Server
+from api.server import bound, run
 
 
 def fastapi_app() -> FastAPI:
@@ -45,18 +44,9 @@ async def _lifespan(receive: Any, send: Any) -> None:
 
 
 def main(kind: str) -> None:
-    listener = _bound("127.0.0.1", 0)
+    listener = bound("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    config = uvicorn.Config(
-        fastapi_app() if kind == "fastapi" else asgi_app,
-        loop="uvloop",
-        http="httptools",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-    )
-    _Server(config, lambda: print(port, flush=True)).run(sockets=[listener])
+    run(fastapi_app() if kind == "fastapi" else asgi_app, listener, lambda: print(port, flush=True), 1.0)
 
 
 if __name__ == "__main__":
