@@ -709,10 +709,16 @@ CREATE_OPERATION["responses"]["201"]["links"] = _LINKS
 
 async def _bytes(request: Request, *, may_be_empty: bool = False) -> bytes:
     headers = request.headers
-    check_json(headers.get("content-type", ""), headers.get("content-encoding"))
-    if may_be_empty and headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-        return b""
-    return await read_body(request, services_of(request).config.reservation_bytes_max)
+    services = services_of(request)
+    try:
+        check_json(headers.get("content-type", ""), headers.get("content-encoding"))
+        if may_be_empty and headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            return b""
+        return await read_body(request, services.config.reservation_bytes_max)
+    except Refusal:
+        # Whoever has no key learns that first, as everywhere.
+        await services.keys.identify(_key_of(request), "reservations:write")
+        raise
 
 
 def _response(wire: Wire) -> Response:

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 from api.bodies import check_json, read_stream
 from api.budgets import PATH as BUDGETS_PATH
 from api.budgets import tenant_budgets
-from api.errors import UnsupportedMediaType
+from api.errors import Refusal
 from api.reservations import BATCH_PATH, PATH, create, create_many
 from api.services import Services
 
@@ -84,11 +84,11 @@ class ShortCut:
                 length = value.decode("latin-1")
         try:
             check_json(content_type, encoding)
-        except UnsupportedMediaType:
+            body = await read_stream(receive, length, self._services.config.reservation_bytes_max)
+        except Refusal:
             # Whoever has no key learns that first, as everywhere.
             await self._services.keys.identify(authorization, "reservations:write")
             raise
-        body = await read_stream(receive, length, self._services.config.reservation_bytes_max)
         status, told, answer = await decide(self._services, authorization, body)
         headers = [
             (b"content-type", b"application/json"),

@@ -437,9 +437,17 @@ async def test_what_is_queued_is_decided_when_the_app_ends(world: Ledger) -> Non
 
 
 async def test_who_has_no_key_learns_that_before_anything_of_the_body(gateway: Gateway) -> None:
-    text = {"content-type": "text/plain"}
-    for path in ("reservations", "reservations:batch"):
-        stranger = await gateway.here.client.post(f"/v1/{path}", content=b"{}", headers=text)
-        assert (stranger.status_code, stranger.json()["type"]) == (401, "/problems/unauthenticated")
-        known = await gateway.here.client.post(f"/v1/{path}", content=b"{}", headers={**bearer(gateway.token), **text})
-        assert known.status_code == 415
+    client, text = gateway.here.client, {"content-type": "text/plain"}
+    bodies: list[tuple[bytes, dict[str, str], int]] = [
+        (b"{}", text, 415), (b" ", {}, 400), (b"x" * (gateway.here.app.state.services.config.reservation_bytes_max + 1), {}, 413),
+    ]  # fmt: skip
+    for path in ("reservations", "reservations:batch", "reservations/r-1:settle", "reservations/r-1:void", "reservations/r-1:extend"):  # fmt: skip
+        for body, headers, status in bodies:
+            stranger = await client.post(f"/v1/{path}", content=body, headers=headers)
+            assert (stranger.status_code, problem(stranger)) == (401, "unauthenticated"), (path, status)
+            wrong = await client.post(
+                f"/v1/{path}", content=body, headers={**bearer(gateway.token[:-1] + "!"), **headers}
+            )
+            assert (wrong.status_code, problem(wrong)) == (401, "unauthenticated"), (path, status)
+            known = await client.post(f"/v1/{path}", content=body, headers={**bearer(gateway.token), **headers})
+            assert known.status_code == status, (path, status)
