@@ -1,6 +1,7 @@
 """Reservations over HTTP: may a call go ahead, and how it ended. Bytes to asks, decisions to answers."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, Decimal
@@ -265,8 +266,9 @@ async def _decided(services: Services, asks: Sequence[Ask]) -> list[Decision]:
     except Unavailable as refusal:
         services.metrics.pushed_back.labels(refusal.code).inc()
         raise
-    for decision in decisions:
-        services.metrics.decisions.labels(decision.outcome).inc()
+    # Looking a label up costs more than counting.
+    for outcome, count in Counter([decision.outcome for decision in decisions]).items():
+        services.metrics.decisions.labels(outcome).inc(count)
     return decisions
 
 
