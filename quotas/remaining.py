@@ -1,10 +1,12 @@
 """What remains of the budgets of a tenant: read from the windows that the ledger's own commits move, never from a mart."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +22,7 @@ _SQL: Final = Path(__file__).parent / "sql"
 _IN_FORCE: Final = (_SQL / "in_force.sql").read_text()
 _MOVED: Final = (_SQL / "moved.sql").read_text()
 _TENANTS_MAX: Final = 10_000
+_TRIES_APART: Final = 3
 _ZERO: Final = Decimal(0)
 _NONE_REACHED: Final[list[str]] = []
 
@@ -211,18 +214,20 @@ async def remaining(connection: Connection, asked: Sequence[Asked], known: InFor
     nothing has followed.
     """
     remembered = known if known is not None else InForce()
-    tenants = {key: remembered.find(key) for key in asked}
-    unsure = [key for key, tenant in tenants.items() if tenant is None]
-    while True:
-        if unsure:
-            for key, tenant in (await in_force(connection, unsure)).items():
+    there = {key: tenant for key in asked if (tenant := remembered.find(key)) is not None}
+    unsure = [key for key in asked if key not in there]
+    for tries in count(1):
+        async with _one_snapshot(connection) if tries > _TRIES_APART else nullcontext():
+            for key, tenant in (await in_force(connection, unsure) if unsure else {}).items():
                 remembered.learn(key, tenant)
-                tenants[key] = tenant
-        there = {key: tenant for key, tenant in tenants.items() if tenant is not None}
-        moved = await _moved(connection, list(there.values()))
+                there[key] = tenant
+            moved = await _moved(connection, list(there.values()))
         unsure = [key for key, tenant in there.items() if not moved.confirms(key, tenant)]
         if not unsure:
             break
+        if tries >= _TRIES_APART:
+            # Somebody changes something all the time: all of it is read in one snapshot, where nothing has changed in between.
+            unsure = list(there)
     found: dict[Asked, TenantBudgets] = {}
     place = 1
     for key, tenant in there.items():
@@ -234,6 +239,13 @@ async def remaining(connection: Connection, asked: Sequence[Asked], known: InFor
             found[key] = TenantBudgets(key[0], tenant.time_zone, at, moved.read_at, last, moved.lag, shown)
         place += len(tenant.budgets)
     return Snapshot(moved.read_at, moved.lag, found)
+
+
+@asynccontextmanager
+async def _one_snapshot(connection: Connection) -> AsyncIterator[None]:
+    async with connection.transaction():
+        await connection.execute("set transaction isolation level repeatable read")
+        yield
 
 
 async def in_force(connection: Connection, asked: Sequence[Asked]) -> dict[Asked, TenantInForce]:

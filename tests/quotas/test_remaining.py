@@ -218,6 +218,30 @@ async def test_what_is_remembered_lasts_until_a_budget_ends_or_the_tenant_change
     assert (after.until, [each.budget_id for each in after.budgets]) == (ends_at, ["b", "totals-charge", "totals-cost"])
 
 
+class Restless:
+    """A connection beside which somebody changes budgets before each statement."""
+
+    def __init__(self, connection: Any, ledger: Ledger) -> None:
+        self._connection = connection
+        self._ledger = ledger
+
+    async def execute(self, *arguments: Any, **options: Any) -> Any:
+        self._ledger.superuser.execute("update ledger.versions set budgets = budgets + 1")
+        return await self._connection.execute(*arguments, **options)
+
+    def transaction(self) -> Any:
+        return self._connection.transaction()
+
+
+async def test_a_read_ends_however_often_budgets_change(ledger: Ledger) -> None:
+    await set_budget(ledger, window="lifetime", limit="10")
+    async with await connect(ledger.database.url_for("tallystick_api")) as connection:
+        restless: Any = Restless(connection, ledger)
+        found = await remaining(restless, [("t-alpha", None), ("t-nobody", None)], InForce())
+    assert [each.limit for each in found.tenants["t-alpha", None].budgets if each.budget_id == "b"] == ["10"]
+    assert list(found.tenants) == [("t-alpha", None)]
+
+
 async def test_the_same_list_is_given_while_nothing_moves(ledger: Ledger) -> None:
     """It is what answers are written out by, so it must not stay when anything has."""
     await add_price(ledger)
