@@ -1,7 +1,8 @@
-"""Commands that write documents as files: one as PDF, CSV, JSON or FOCUS, and a month of them as one FOCUS file."""
+"""Commands that write documents as files: one, or each of a month, as PDF, CSV, JSON or FOCUS; a month as one FOCUS file."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -21,7 +22,7 @@ from tallystick.commands.common import (
     settings,
     with_connection,
 )
-from tallystick.commands.invoices import DocumentArgument, invoice
+from tallystick.commands.invoices import invoice
 
 if TYPE_CHECKING:
     from billing.documents import Document
@@ -55,38 +56,92 @@ def register(app: typer.Typer) -> None:
 
 @invoice.command("export")
 def export_document(
-    document: DocumentArgument,
+    document: Annotated[
+        str | None, typer.Argument(metavar="[DOCUMENT]", help="Its number or id; left out with --month.")
+    ] = None,
     format: Annotated[
         DocumentFormat,
         typer.Option("--format", help="pdf for people; csv, json; focus is Parquet, focus-csv the same as CSV."),
     ] = DocumentFormat.pdf,
-    output: OutputOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", help="Write to this file, or, with --month, into this folder; left out, to standard output."
+        ),
+    ] = None,
+    of_month: Annotated[
+        str | None, typer.Option("--month", help="Each document of this month that counts, into a folder.")
+    ] = None,
+    tenant: OfTenantOption = None,
     exact: Annotated[bool, typer.Option("--exact", help="PDF: with a list of the amounts before rounding.")] = False,
 ) -> None:
-    """Write an issued invoice or credit note as a file: the same document gives the same bytes."""
-    from billing.exports.csv_text import to_csv
-    from billing.exports.json_text import to_json
-    from billing.exports.pdf import to_pdf
-    from billing.store import find_document
+    """Write issued invoices and credit notes as files: the same document gives the same bytes."""
+    from billing.store import find_document, list_documents, read_documents
 
     if exact and format is not DocumentFormat.pdf:
         raise CommandError("--exact is for --format pdf: the other formats have exact amounts anyway")
-    _check_output(output, is_binary=format in (DocumentFormat.pdf, DocumentFormat.parquet))
+    if (document is None) == (of_month is None):
+        raise CommandError("say which: a DOCUMENT, or --month 2026-11")
+    if of_month is None:
+        if tenant is not None:
+            raise CommandError("--tenant is for --month: a document is of one tenant anyway")
+        _check_output(output, is_binary=format in (DocumentFormat.pdf, DocumentFormat.parquet))
 
-    async def read(connection: Connection) -> bytes:
-        found = await find_document(connection, document)
-        if format is DocumentFormat.pdf:
-            folder = settings().fonts
-            return to_pdf(found, font_folders=[] if folder is None else [folder], with_exact=exact)
-        if format is DocumentFormat.csv:
-            return to_csv([found]).encode()
-        if format is DocumentFormat.json:
-            return to_json(found).encode()
-        return await _focus_file(
-            connection, [found], FocusFormat.parquet if format is DocumentFormat.parquet else FocusFormat.csv
-        )
+        async def one(connection: Connection) -> bytes:
+            return await _file(connection, await find_document(connection, document or ""), format, exact=exact)
 
-    _write(with_connection(read), output)
+        _write(with_connection(one), output)
+        return
+    if output is None:
+        raise CommandError("--month writes a file for each document: name a folder with --output")
+    first, folder = month(of_month), output
+
+    async def many(connection: Connection) -> int:
+        listed = await list_documents(connection, tenant_ids=None if tenant is None else [tenant], month=first)
+        wanted = [each for each in listed if each.state != "voided"]
+        names = [_file_name(each.number) for each in wanted]
+        _make_folder(folder)
+        with bar(f"documents {of_month}", "documents", len(wanted)) as move:
+            for each, name in zip(wanted, names, strict=True):
+                (found,) = await read_documents(connection, [each.document_id])
+                # A number is its entity's own; two entities may have given the same.
+                whole = name if names.count(name) == 1 else f"{name}-{each.document_id}"
+                _write(await _file(connection, found, format, exact=exact), folder / f"{whole}.{_SUFFIXES[format]}")
+                move(1)
+        return len(wanted)
+
+    note(f"{counted(with_connection(many), 'document')} of {first:%Y-%m} in {folder}")
+
+
+_SUFFIXES = {
+    DocumentFormat.pdf: "pdf",
+    DocumentFormat.csv: "csv",
+    DocumentFormat.json: "json",
+    DocumentFormat.parquet: "parquet",
+    DocumentFormat.focus_csv: "csv",
+}
+
+
+def _file_name(number: str) -> str:
+    """Return a number as a name of a file: its prefix is what a person chose, and may hold a slash."""
+    return re.sub(r"[^\w.-]", "_", number).lstrip(".")
+
+
+async def _file(connection: Connection, found: Document, format: DocumentFormat, *, exact: bool) -> bytes:
+    from billing.exports.csv_text import to_csv
+    from billing.exports.json_text import to_json
+    from billing.exports.pdf import to_pdf
+
+    if format is DocumentFormat.pdf:
+        folder = settings().fonts
+        return to_pdf(found, font_folders=[] if folder is None else [folder], with_exact=exact)
+    if format is DocumentFormat.csv:
+        return to_csv([found]).encode()
+    if format is DocumentFormat.json:
+        return to_json(found).encode()
+    return await _focus_file(
+        connection, [found], FocusFormat.parquet if format is DocumentFormat.parquet else FocusFormat.csv
+    )
 
 
 @focus.command("export")
@@ -135,6 +190,13 @@ def _check_output(output: Path | None, *, is_binary: bool) -> None:
     """Refuse to write what is no text to a terminal, before any work is done."""
     if output is None and is_binary and sys.stdout.isatty():
         raise CommandError("this is no text for a terminal: name a file with --output")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"{folder}: {error.strerror}") from None
 
 
 def _write(content: bytes, output: Path | None) -> None:

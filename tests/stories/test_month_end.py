@@ -152,6 +152,10 @@ async def test_the_commands_of_the_page_end_the_demos_month(
     globex = f"{shown['DEMO-000003']['amount_due']}".replace(".", ",")
 
     shell(files)
+    assert sorted(each.name for each in (shell.folder / "all").iterdir()) == [
+        f"{number}.pdf" for number in sorted(shown)
+    ]
+    assert (shell.folder / "all" / "DEMO-000003.pdf").read_bytes() == (shell.folder / "DEMO-000003.pdf").read_bytes()
     pages = [page.extract_text() for page in PdfReader(shell.folder / "DEMO-000003.pdf").pages]
     assert globex in pages[0], "what is due stands on the first page"
     assert len(re.findall(rf"Zu zahlen\s+{globex}", "\n".join(pages))) == 2, "and below the lines"
