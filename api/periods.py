@@ -216,7 +216,8 @@ async def close_periods(request: Request) -> Response:
     if asked.accept_unknown and not (asked.reason or "").strip():
         raise InvalidRequest("reason", "is needed to close over what is unknown")
     preview = await act(request, lambda connection: closing.preview_close(connection, month, **whose))
-    waiting = {} if asked.accept_unknown else {each.tenant_id: each.unknown for each in preview if each.unknown}
+    unknown = {each.tenant_id: each.unknown for each in preview if each.unknown}
+    waiting = {} if asked.accept_unknown else unknown
     if not asked.commit:
         before = [each.tenant_id for each in preview if each.state == "closed"]
         return answered(CloseReply(preview, [], before, waiting, []))
@@ -224,7 +225,14 @@ async def close_periods(request: Request) -> Response:
     done = await act(
         request,
         lambda connection: closing.close_periods(
-            connection, actor, month, is_early=asked.is_early, reason=asked.reason, leave_open=waiting, **whose
+            connection,
+            actor,
+            month,
+            is_early=asked.is_early,
+            reason=asked.reason,
+            leave_open=waiting,
+            accepted=unknown,
+            **whose,
         ),
     )
     made = await act(request, lambda connection: closing.seal_pending(connection, month=month))

@@ -4,7 +4,7 @@ A close takes the calendar lock only to flip states and commits. Seals follow, e
 the month's partition: whatever an interrupted run left is done by the next one, or by the scheduler.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -199,11 +199,13 @@ async def close_periods(
     is_early: bool = False,
     reason: str | None = None,
     leave_open: Collection[str] = (),
+    accepted: Mapping[str, Sequence[str]] | None = None,
 ) -> Closed:
     """Close a month of a tenant, of all tenants of an entity, or of all but `leave_open`; `seal_pending` is to follow.
 
     Late usage goes to the next month from the commit on, also where the grace has not passed; what was recorded before is
-    in. Raises ActRefused where a month has not ended, unless the close is early, which takes a reason.
+    in. `accepted` says for the record, by tenant, what nobody knows of months that are closed all the same. Raises ActRefused
+    where a month has not ended, unless the close is early, which takes a reason.
     """
     if is_early and not (reason or "").strip():
         raise ActRefused("an early close needs a reason")
@@ -232,6 +234,9 @@ async def close_periods(
             detail: dict[str, Any] = {"month": f"{month:%Y-%m}", "tenants": open_before}
             if entity_id is not None:
                 detail["entity_id"] = entity_id
+            known_not = {name: list(what) for name, what in (accepted or {}).items() if name in open_before}
+            if known_not:
+                detail["unknown"] = known_not
             if going_on:
                 detail["early"] = [each.tenant_id for each in going_on]
             await record_act(connection, actor, "periods.close", detail, reason)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ledger.approvals import Approval
+    from ledger.database import Connection
 
 approvals = group("Approvals: acts that need a second person.")
 
@@ -62,19 +63,22 @@ def list_approvals(
 
 @approvals.command("approve")
 def approve(
-    approval: Annotated[int, typer.Argument(metavar="ID", help="As listed.")],
+    approvals: Annotated[list[int], typer.Argument(metavar="ID...", help="As listed; all of them or none.")],
     reason: ReasonOption = None,
     actor: ActorOption = None,
 ) -> None:
-    """Say yes to an act that somebody else has asked for; they then run their command again."""
+    """Say yes to acts that somebody else has asked for; they then run their command again."""
     from ledger import approvals as ledger_approvals
 
-    found = with_connection(
-        lambda connection: ledger_approvals.decide(
-            connection, approval, approve=True, actor=acting(actor), reason=reason
-        )
-    )
-    say(f"{found.act} may be done by {found.requested_by} until {found.expires_at:%Y-%m-%d %H:%M} UTC, once")
+    async def answer(connection: Connection) -> list[Approval]:
+        async with connection.transaction():
+            return [
+                await ledger_approvals.decide(connection, each, approve=True, actor=acting(actor), reason=reason)
+                for each in dict.fromkeys(approvals)
+            ]
+
+    for found in with_connection(answer):
+        say(f"{found.act} may be done by {found.requested_by} until {found.expires_at:%Y-%m-%d %H:%M} UTC, once")
 
 
 @approvals.command("refuse")

@@ -200,15 +200,16 @@ def close_period(
     preview = with_connection(
         lambda connection: closing.preview_close(connection, first, tenant_id=tenant, entity_id=entity)
     )
-    waiting = {} if accept_unknown else {each.tenant_id: each.unknown for each in preview if each.unknown}
+    unknown = {each.tenant_id: each.unknown for each in preview if each.unknown}
+    waiting = {} if accept_unknown else unknown
     if format is Format.table:
         _show_preview(preview)
     if not commit:
         if format is Format.json:
             print_json({"preview": plain(preview), "closed": [], "left_open": waiting, "seals": []})
             return
-        for each, unknown in waiting.items():
-            note(f"{each} would stay open: {', '.join(unknown)}")
+        for each, why in waiting.items():
+            note(f"{each} would stay open: {', '.join(why)}")
         say("nothing is closed yet: --commit closes")
         return
     if tenant in waiting:
@@ -227,6 +228,7 @@ def close_period(
             is_early=early,
             reason=reason,
             leave_open=waiting,
+            accepted=unknown,
         )
         # What an interrupted run left of this month is sealed too.
         made = await closing.seal_pending(connection, month=first)
@@ -236,8 +238,8 @@ def close_period(
     if format is Format.json:
         print_json({"preview": plain(preview), "closed": list(done.closed), "left_open": waiting, "seals": plain(made)})
         return
-    for each, unknown in waiting.items():
-        note(f"{each} stays open: {', '.join(unknown)}")
+    for each, why in waiting.items():
+        note(f"{each} stays open: {', '.join(why)}")
     if waiting:
         note("mend them and close again, or --accept-unknown with a reason")
     if done.closed_before:

@@ -9,10 +9,15 @@ from ledger.database import connect
 from tests.tallystick.commands import Commands
 
 
-async def asked_for(commands: Commands) -> int:
+async def asked_for(commands: Commands, request_id: str = "r") -> int:
     async with await connect(commands.database.url_for("tallystick_operator")) as connection:
         found = await second_person(
-            connection, {"corrections.reverse"}, "corrections.reverse", {"request_id": "r"}, actor="ann", reason="twice"
+            connection,
+            {"corrections.reverse"},
+            "corrections.reverse",
+            {"request_id": request_id},
+            actor="ann",
+            reason="twice",
         )
     assert isinstance(found, Awaiting)
     assert f"approval {found.approval_id} is asked for" in found.line
@@ -33,6 +38,16 @@ def test_what_waits_is_listed_answered_and_gone(commands: Commands) -> None:
     assert commands("approvals", "refuse", str(first), "--actor", "ben").code == 2, "a refusal says why"
     assert "there is no approval '99'" in commands("approvals", "refuse", "99", "--reason", "no").line
     assert [each["act"] for each in commands.json("acts", "list")] == ["approvals.approve"]
+
+
+def test_several_are_answered_at_once_or_none(commands: Commands) -> None:
+    """A month of invoices asks for one each."""
+    ids = [str(asyncio.run(asked_for(commands, f"r-{number}"))) for number in range(3)]
+    assert "there is no approval '99'" in commands("approvals", "approve", *ids, "99", "--actor", "ben").line
+    assert {each["state"] for each in commands.json("approvals", "list")} == {"requested"}
+    said = commands.ok("approvals", "approve", *ids, ids[0], "--actor", "ben").out
+    assert said.count("may be done by ann") == 3
+    assert {each["state"] for each in commands.json("approvals", "list")} == {"approved"}
 
 
 def test_the_setting_is_read_and_a_name_that_is_no_act_is_refused(

@@ -97,6 +97,8 @@ def test_a_month_with_what_nobody_can_bill_yet_stays_open_and_the_others_are_clo
     assert "closed 2026-01 of 1 tenant, made 1 seal" in commands.ok(*words, "--reason", "billed in February").out
     acts = commands.json("acts", "list", "--act", "periods.close")
     assert [each["reason"] for each in acts] == ["billed in February", None]
+    assert acts[0]["detail"]["unknown"] == {"t-alpha": why.split(", ")}
+    assert "unknown" not in acts[1]["detail"]
 
 
 def test_a_preview_is_read_by_programs(with_tenant: Commands) -> None:
