@@ -140,3 +140,115 @@ touched_by_batches as (
     ) as h (starts_at)
 )
 {% endmacro %}
+
+{#
+What self-hosted models cost by tenant, model and `period` (an expression of the allocation's starts_at), with the idle time of
+nodes: a node's idle amount of the period is shared among those who used the node in it, by KV token-milliseconds. What is left
+of a node that nobody used stays with its owner. Shares end where the sum so far, rounded, ends, so that they sum to the amount.
+As the body of a model; `allocated` is read once, so a condition on the period reaches the table.
+#}
+{% macro self_hosted_costs(period) %}
+with allocated as (
+    select * from {{ ref('fct_gpu_allocation_hourly') }}
+),
+
+of_nodes as (
+    select
+        node_id,
+        {{ expression_of(period) }} as {{ name_of(period) }},
+        kind,
+        tenant_id,
+        provider,
+        model,
+        currency,
+        standard_currency,
+        sum(request_count) as request_count,
+        sum(input_tokens) as input_tokens,
+        sum(cache_read_tokens) as cache_read_tokens,
+        sum(output_tokens) as output_tokens,
+        sum(usage_missing_count) as usage_missing_count,
+        sum(latency_missing_count) as latency_missing_count,
+        sum(standard_unpriced_count) as standard_unpriced_count,
+        sum(standard_amount) as standard_amount,
+        sum(kv_token_ms) as kv_token_ms,
+        sum(node_amount) as node_amount
+    from allocated
+    group by 1, 2, 3, 4, 5, 6, 7, 8
+),
+
+-- Rows of one node and one rate's currency; what no window covers has no part in its idle time.
+summed as (
+    select
+        *,
+        sum(node_amount) filter (where kind = 'idle') over pool as pool_idle_amount,
+        coalesce(sum(kv_token_ms) filter (where kind = 'request') over pool, 0) as pool_kv_token_ms,
+        coalesce(
+            sum(kv_token_ms) filter (where kind = 'request') over (
+                pool order by tenant_id, provider, model, standard_currency
+            ), 0
+        ) as kv_so_far
+    from of_nodes
+    window pool as (partition by node_id, {{ name_of(period) }}, currency, kind = 'uncovered')
+),
+
+shared as (
+    select
+        *,
+        case
+            when kind = 'idle' then node_amount
+            when pool_kv_token_ms = 0 then pool_idle_amount * 0
+            else
+                round(pool_idle_amount * kv_so_far / pool_kv_token_ms, 12)
+                - round(pool_idle_amount * (kv_so_far - kv_token_ms) / pool_kv_token_ms, 12)
+        end as idle_amount,
+        case
+            when kind = 'uncovered' then 'no_window'
+            when currency = '' then 'no_rate'
+            else 'known'
+        end as cost_state
+    from summed
+    -- Idle time that somebody bears stands there.
+    where kind <> 'idle' or pool_kv_token_ms = 0
+),
+
+folded as (
+    select
+        {{ name_of(period) }},
+        tenant_id,
+        provider,
+        model,
+        cost_state,
+        currency,
+        standard_currency,
+        count(distinct node_id) as node_count,
+        sum(request_count)::bigint as request_count,
+        sum(input_tokens)::bigint as input_tokens,
+        sum(cache_read_tokens)::bigint as cache_read_tokens,
+        sum(output_tokens)::bigint as output_tokens,
+        sum(usage_missing_count)::bigint as usage_missing_count,
+        sum(latency_missing_count)::bigint as latency_missing_count,
+        sum(standard_unpriced_count)::bigint as standard_unpriced_count,
+        sum(kv_token_ms)::bigint as kv_token_ms,
+        case when cost_state = 'known' then coalesce(sum(node_amount) filter (where kind = 'request'), 0) end as used_amount,
+        case when cost_state = 'known' then sum(idle_amount) end as idle_amount,
+        sum(standard_amount) as standard_amount
+    from shared
+    group by 1, 2, 3, 4, 5, 6, 7
+),
+
+compared as (
+    select
+        *,
+        {{ per_million("used_amount") }} as used_per_million,
+        {{ per_million("used_amount + idle_amount") }} as with_idle_per_million,
+        {{ per_million("case when standard_currency <> '' then standard_amount end") }} as standard_per_million
+    from folded
+)
+
+select * from compared
+{% endmacro %}
+
+{# An amount by a million tokens, at six places; null where there are no tokens. The one place that says so. #}
+{% macro per_million(amount) -%}
+    round(({{ amount }}) * 1000000 / nullif(input_tokens + output_tokens, 0), 6)
+{%- endmacro %}

@@ -427,6 +427,13 @@ def test_whatever_the_load_tenants_and_idle_come_to_the_bill(marts: Marts) -> No
 
     holds()
     marts.roll_up(*MARTS, tests=True)
+    # However idle time is shared, by the hour or by the day, it comes to the bills.
+    bills = marts.ledger.value("select sum(bill_amount) from marts.fct_gpu_allocation_hourly where currency <> ''")
+    assert bills == sum(expected.values())
+    for mart in ("fct_self_hosted_cost_hourly", "fct_self_hosted_cost_daily"):
+        assert marts.ledger.rows(
+            f"select sum(used_amount + idle_amount), count(*) filter (where used_amount < 0 or idle_amount < 0) from marts.{mart}"
+        ) == [(bills, 0)]
     piecemeal = contents(marts)
     marts.rebuild("fct_gpu_allocation_hourly")
     assert contents(marts) == piecemeal

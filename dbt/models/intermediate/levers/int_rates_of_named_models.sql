@@ -60,6 +60,15 @@ metered as (
                 ('cache_write_other_tokens', 'cache_write_5m_tokens')
         ) as b (meter, priced_as)
         where not p.body -> 'rates' ? b.meter and p.body -> 'rates' ? b.priced_as
+        union all
+        -- What a card says to take where it names no price of cached input: see ledger/price_book.py.
+        select
+            'cache_read_tokens',
+            'uncached_input_tokens'
+        where
+            p.body ->> 'missing_component' in ('use_input_rate', 'use_side_rate')
+            and not p.body -> 'rates' ? 'cache_read_tokens'
+            and p.body -> 'rates' ? 'uncached_input_tokens'
     ) as m
 ),
 

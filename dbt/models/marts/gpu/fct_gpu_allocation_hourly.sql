@@ -14,17 +14,7 @@ with rates as materialized (
 ),
 
 names as (
-    select
-        provider,
-        model as name,
-        model
-    from {{ ref('stg_ledger__models') }}
-    union
-    select
-        provider,
-        alias,
-        model
-    from {{ ref('stg_ledger__model_aliases') }}
+    select * from {{ ref('int_model_names') }}
 ),
 
 {% if is_incremental() -%}
