@@ -1,7 +1,12 @@
 -- What a month was charged against what it cost, by {dimensions} and currencies; see tallystick/commands/margin.py.
--- Parameters: month (its first day), tenant or null. A day is the tenant's; a UTC hour of a node is of the month in which it
--- begins in the zone of its tenant.
-with charged as (
+-- Parameters: month (its first day), tenant or null. By days, usage is of the month of its local day, and a UTC hour of a node of
+-- the month in which it begins in the zone of its tenant. By billing, usage is of the month whose invoice it is on, late or not; a
+-- node's bill is of its hours whenever their usage is billed, so costs are standard prices and nodes are left out.
+with usage as (
+    {usage}
+),
+
+charged as (
     select
         tenant_id,
         feature,
@@ -15,11 +20,7 @@ with charged as (
         sum(cost_unpriced_count) as cost_unpriced_count,
         sum(charge_unpriced_count) as charge_unpriced_count,
         sum(usage_missing_count) as usage_missing_count
-    from marts.fct_cost_daily
-    where
-        local_date >= %(month)s
-        and local_date < %(month)s + interval '1 month'
-        and (%(tenant)s::text is null or tenant_id = %(tenant)s)
+    from usage
     group by tenant_id, feature, provider, model, charge_currency, cost_currency
 ),
 
@@ -33,6 +34,7 @@ node_hours as (
         and date_trunc('month', a.starts_at at time zone t.time_zone)::date = %(month)s
         and (%(tenant)s::text is null or a.tenant_id = %(tenant)s)
         and a.kind in ('request', 'idle')
+        and not %(billed)s
 ),
 
 -- Where usage of one kind was charged in two currencies, nobody can say whose the node was: the larger charge takes it.
@@ -136,11 +138,11 @@ folded as (
     group by {groups} is_idle, charge_currency, cost_currency
 ),
 
--- A charge against costs of two currencies has no margin in either.
+-- A charge against costs of two currencies has no margin in either, also where one of them is nothing but the charge's own row.
 compared as (
     select
         *,
-        count(*) filter (where cost_amount <> 0) over same_charge as cost_currency_count,
+        count(*) filter (where cost_amount <> 0) over same_charge - (cost_amount <> 0)::integer as other_cost_count,
         sum(request_count) over same_charge as all_request_count,
         sum(node_request_count) over same_charge as all_node_request_count
     from folded
@@ -155,13 +157,14 @@ select
     trim_scale(cost_amount),
     case
         when is_idle then 'idle'
-        when not is_of_node then 'standard'
+        -- A node's bill in another currency takes its standard cost out of this row.
+        when not is_of_node and cost_amount = standard_amount then 'standard'
         when all_node_request_count = all_request_count then 'actual'
         else 'part actual'
     end,
     trim_scale(standard_amount),
     case
-        when is_idle or (charge_currency = cost_currency and cost_currency_count <= 1)
+        when is_idle or (charge_currency = cost_currency and other_cost_count = 0)
             then trim_scale(charge_amount - cost_amount)
     end,
     request_count::bigint,

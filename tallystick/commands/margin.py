@@ -46,6 +46,30 @@ class Margin:
 
 
 _MARGIN: Final = (Path(__file__).parent.parent / "margin.sql").read_text()
+_OF_TENANT: Final = "(%(tenant)s::text is null or tenant_id = %(tenant)s)"
+_BY_DAYS: Final = f"""
+    select *
+    from marts.fct_cost_daily
+    where local_date >= %(month)s and local_date < %(month)s + interval '1 month' and {_OF_TENANT}
+"""
+# As the invoice folds it: the marts' months are those of usage.
+_BY_BILLING: Final = f"""
+    select
+        tenant_id,
+        coalesce(feature, '') as feature,
+        coalesce(provider, '') as provider,
+        coalesce(model, '') as model,
+        coalesce(charge_currency, '') as charge_currency,
+        coalesce(cost_currency, '') as cost_currency,
+        coalesce(charge_amount, 0) as charge_amount,
+        coalesce(cost_amount, 0) as cost_amount,
+        request_count,
+        case when cost_amount is null then request_count else 0 end as cost_unpriced_count,
+        case when charge_amount is null then request_count else 0 end as charge_unpriced_count,
+        case when 'usage_missing' = any (usage_flags) then request_count else 0 end as usage_missing_count
+    from ledger.entries
+    where posting_period = %(month)s and kind <> 'evidence' and {_OF_TENANT}
+"""
 
 
 def register(app: typer.Typer) -> None:
@@ -59,10 +83,14 @@ def margin(
     by: Annotated[
         str, typer.Option("--by", help="What rows are cut by: any of tenant, feature, provider, model.")
     ] = "tenant,feature,model",
+    billed: Annotated[
+        bool, typer.Option("--billed", help="By month of billing, as its invoices; costs are standard prices.")
+    ] = False,
     format: FormatOption = Format.table,
 ) -> None:
     """Show what a month was charged against what it cost, by the local days on which it was used.
 
+    With `--billed` by what the month's invoices bill: charges are the sum of their usage lines, late usage of earlier months in it.
     Self-hosted models cost their share of the nodes' bills where nodes report (`actual`), the standard price of the
     price book elsewhere; idle nodes are rows of their own, on who owns them. Currencies are never added, and what is not known is
     counted beside: requests without cost, charge or usage, hours of nodes without a rate.
@@ -75,6 +103,7 @@ def margin(
     columns = {"tenant": "tenant_id", "feature": "feature", "provider": "provider", "model": "model"}
     kept = [column for name, column in columns.items() if name in wanted]
     statement = _MARGIN.format(
+        usage=(_BY_BILLING if billed else _BY_DAYS).strip(),
         dimensions=", ".join(kept) or "null",
         groups="".join(f"{column}, " for column in kept),
         chosen=", ".join(column if column in kept else "null" for column in columns.values()),
@@ -85,7 +114,14 @@ def margin(
         row = await cursor.fetchone()
         if row is None or not row[0]:
             raise CommandError("the marts are not there yet: run `tallystick rollup`")
-        cursor = await connection.execute(statement.encode(), {"month": first, "tenant": tenant})
+        if billed:
+            cursor = await connection.execute(
+                "select from ledger.retired_months where posting_period = %s and not is_readable", [first]
+            )
+            if await cursor.fetchone() is not None:
+                raise CommandError(f"the rows of {first:%Y-%m} have left the ledger: `tallystick retention restore`")
+        parameters = {"month": first, "tenant": tenant, "billed": billed}
+        cursor = await connection.execute(statement.encode(), parameters)
         return [Margin(*found) for found in await cursor.fetchall()]
 
     found = with_connection(read, role=ANALYST)
@@ -104,7 +140,7 @@ def margin(
             "no usage": lambda each: each.usage_missing_count,
             "no rate": lambda each: each.unrated_hour_count,
         },
-        empty=f"nothing was used in {first:%Y-%m}",
+        empty=f"nothing was {'billed' if billed else 'used'} in {first:%Y-%m}",
     )
 
 

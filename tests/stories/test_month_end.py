@@ -162,6 +162,10 @@ async def test_the_commands_of_the_page_end_the_demos_month(
     billed = pl.read_parquet(shell.folder / "focus.parquet").get_column("BilledCost").to_list()
     assert sum(billed, Decimal(0)) == due
 
+    of_month = {each["tenant_id"]: each for each in shell.json(f"tallystick margin {month} --billed --by tenant")}
+    for each in shown.values():
+        assert Decimal(of_month[each["tenant_id"]]["charge_amount"]) == usage([each])
+
     said = shell(afterwards)
     assert "issued DEMO-C-000001: gives back 5.00 USD of DEMO-000006" in said
     assert re.search(r"documents +14\n", said)
@@ -177,3 +181,8 @@ async def test_the_commands_of_the_page_end_the_demos_month(
     (line,) = [each for each in late["document"]["lines"] if each["kind"] == "usage"]
     assert (line["service_start"], Decimal(line["exact_amount"])) == ("2026-11-01", Decimal("0.3"))
     assert usage([shell.json("tallystick invoice show DEMO-000013")]) == Decimal("0.15107493"), "what is issued stays"
+    margins = [
+        shell.json(f"tallystick margin {of:%Y-%m} --billed --tenant wonka --by tenant")[0]["charge_amount"]
+        for of in (first, after)
+    ]
+    assert margins == ["0.15107493", "0.3"], "late usage is in the margin of the month that bills it"

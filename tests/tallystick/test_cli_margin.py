@@ -37,10 +37,10 @@ async def _post(commands: Commands, *events: dict[str, Any]) -> None:
         ledger.close()
 
 
-def cents(commands: Commands) -> None:
-    """A node of eight H100 for 36 USD an hour: a cent a second."""
+def cents(commands: Commands, currency: str = "USD") -> None:
+    """A node of eight H100 for 36 an hour: a cent a second."""
     commands.ok(
-        "nodes", "rates", "add", "H100", "8", "36", "USD", "--from", "2026-01-01",
+        "nodes", "rates", "add", "H100", "8", "36", currency, "--from", "2026-01-01",
         "--source", "https://cloud.example/h100", "--checked-on", "2026-11-30",
     )  # fmt: skip
 
@@ -115,6 +115,31 @@ def test_the_bills_of_nodes_are_whole_though_nothing_else_is_known(commands: Com
     found = commands.json("margin", "2026-01")
     assert sum(Decimal(row["cost_amount"]) for row in found) == 36
     assert sum(row["unrated_hour_count"] for row in found) == 1
+
+
+@pytest.mark.marts
+def test_a_node_that_is_paid_in_another_currency_leaves_no_margin_and_no_cost_of_zero(commands: Commands) -> None:
+    """Charged 0.0024 USD; the node's ten cents are EUR, and nothing of the cost is in USD any more. What is billed has its standard cost."""
+    asyncio.run(
+        _post(
+            commands,
+            make_window(
+                "w-1", tenant_id=PLATFORM, starts_at="2026-01-15T09:00:00Z", ends_at="2026-01-15T10:00:00Z"
+            ),
+            own("e-1", "09:30:10", "t-alpha", 1_000, 100),
+        )
+    )  # fmt: skip
+    cents(commands, "EUR")
+    commands.ok("rollup")
+    found = commands.json("margin", "2026-01", "--tenant", "t-alpha")
+    assert [(*rows([row])[0][3:], row["cost_currency"]) for row in found] == [
+        ("actual", "0", "0.1", None, "EUR"),
+        ("actual", "0.0024", "0", None, "USD"),
+    ]
+    assert rows(commands.json("margin", "2026-01", "--billed")) == [
+        ("t-alpha", "chat", "m-own", "standard", "0.0024", "0.0012", "0.0012")
+    ]
+    assert commands.ok("margin", "2026-02", "--billed").out == "nothing was billed in 2026-02\n"
 
 
 @pytest.mark.parametrize(("given", "says"), [("colour", "--by: 'colour' is none of"), ("tenant,", None), ("", None)])
