@@ -332,26 +332,58 @@ begin
             m.cause
         from moves as m
         group by m.budget_id, m.group_key, m.window_start, m.cause
+    )
+
+    select d.*, c.*
+    into strict drawn
+    from (
+        select
+            array_agg(l.tenant_id) as tenants,
+            array_agg(l.reservation_id) as ids,
+            array_agg(l.state_after) as states,
+            array_agg(coalesce(h.posted_under, '{}')::text) as posted_under,
+            array_agg(l.batch_id) as batch_ids
+        from locked as l
+        left join (
+            select d.tenant_id, d.reservation_id, array_agg(d.posted_under order by d.place) as posted_under
+            from holds as d
+            group by d.tenant_id, d.reservation_id
+        ) as h using (tenant_id, reservation_id)
+    ) as d
+    cross join (
+        select
+            array_agg(k.budget_id) as w_budgets,
+            array_agg(k.group_key) as w_groups,
+            array_agg(k.window_start) as w_starts,
+            array_agg(k.tenant_id) as w_tenants,
+            array_agg(k.currency::text) as w_currencies,
+            array_agg(k.posted) as w_posted,
+            array_agg(k.held) as w_held,
+            array_agg(k.unpriced_count) as w_unpriced_counts,
+            array_agg(k.unpriced_tokens) as w_unpriced_tokens,
+            array_agg(k.batch_id) as w_batches,
+            array_agg(k.cause) as w_causes
+        from caused as k
+    ) as c;
+    -- Windows come last: from here to the commit whoever asks for their tenants waits, and the reservations were locked before.
+    if drawn.ids is not null then
+        perform quotas.draw_holds(drawn.tenants, drawn.ids, drawn.states, drawn.posted_under, drawn.batch_ids);
+    end if;
+
+    with caused as materialized (
+        select k.*
+        from unnest(
+            drawn.w_budgets, drawn.w_groups, drawn.w_starts, drawn.w_tenants, drawn.w_currencies, drawn.w_posted, drawn.w_held,
+            drawn.w_unpriced_counts, drawn.w_unpriced_tokens, drawn.w_batches, drawn.w_causes
+        ) as k (
+            budget_id, group_key, window_start, tenant_id, currency, posted, held, unpriced_count, unpriced_tokens, batch_id,
+            cause
+        )
     ),
 
     {written from caused}
 
-    select
-        array_agg(l.tenant_id) as tenants,
-        array_agg(l.reservation_id) as ids,
-        array_agg(l.state_after) as states,
-        array_agg(coalesce(h.posted_under, '{}')::text) as posted_under,
-        array_agg(l.batch_id) as batch_ids
-    into strict drawn
-    from locked as l
-    left join (
-        select d.tenant_id, d.reservation_id, array_agg(d.posted_under order by d.place) as posted_under
-        from holds as d
-        group by d.tenant_id, d.reservation_id
-    ) as h using (tenant_id, reservation_id);
-    if drawn.ids is not null then
-        perform quotas.draw_holds(drawn.tenants, drawn.ids, drawn.states, drawn.posted_under, drawn.batch_ids);
-    end if;
+    select count(*) into strict written_count from moved;
     perform quotas.withhold(given_back_to, given_back);
     return null;
 end
