@@ -73,6 +73,8 @@ Each run has rows of its own; a second run at the same time freezes what it sees
 {# Two runs of one model wait for each other; without it both could read a batch before either marks it. #}
 {% macro lock_model() %}
     {%- if consumes_batches(model) -%}
+    {# Ranges of a key look dear to a planner that knows nothing of the watermarks, and compiling them takes longer than reading them. #}
+    set local jit = off;
     select pg_advisory_xact_lock(hashtextextended('{{ this.schema }}.{{ this.identifier }}', 0))
     {%- endif -%}
 {% endmacro %}
