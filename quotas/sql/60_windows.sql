@@ -1,4 +1,4 @@
--- The next three are bound to what they call when they are made. They set no search path, so that Postgres can inline them:
+-- The next four are bound to what they call when they are made. They set no search path, so that Postgres can inline them:
 -- they run for each group of rows that moves a window.
 
 -- The latest day, not after `day`, that is the anchor's day of the month, cut to the month's length: 31 is the 28th in February.
@@ -35,6 +35,29 @@ return case kind
     when 'anchored_month' then quotas.anchored_month(extract(day from anchor)::integer, day)
     when 'lifetime' then date '0001-01-01'
 end;
+
+-- The first instant after `since` that is on a later day than `day` in the zone: when day windows turn. Where midnight comes twice it is
+-- the first of the two, and Postgres alone would take the second; where there is none, the day begins after it.
+create or replace function quotas.day_ends(day date, time_zone text, since timestamptz) returns timestamptz
+language sql
+stable
+parallel safe
+return (
+    select
+        case
+            when ((m.at - interval '1 microsecond') at time zone time_zone)::date <= day then m.at
+            else
+                coalesce(
+                    (
+                        select min(q.at)
+                        from generate_series(m.at - interval '3 hours', m.at, interval '15 minutes') as q (at)
+                        where (q.at at time zone time_zone)::date > day and q.at > since
+                    ),
+                    m.at
+                )
+        end
+    from (select (day + 1)::timestamp at time zone time_zone as at) as m
+);
 
 create or replace function quotas.group_key(
     group_by text[],

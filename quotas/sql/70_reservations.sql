@@ -300,7 +300,7 @@ begin
                 (decided_at at time zone 'UTC')::date as utc_date,
                 v.time_zone,
                 least(
-                    ((decided_at at time zone v.time_zone)::date + 1)::timestamp at time zone v.time_zone,
+                    quotas.day_ends(greatest((decided_at at time zone v.time_zone)::date, v.first_day), v.time_zone, decided_at),
                     ((decided_at at time zone 'UTC')::date + 1)::timestamp at time zone 'UTC',
                     (
                         select min(f.effective_at)

@@ -41,27 +41,12 @@ tenants as materialized (
     ) as v
 ),
 
--- When the next day begins. Where midnight comes twice it is the first of the two, and Postgres takes the second.
+-- When the next day begins.
 days as materialized (
     select
         t.number,
-        least(
-            t.next_at,
-            case
-                when ((m.at - interval '1 microsecond') at time zone t.time_zone)::date <= t.local_date then m.at
-                else
-                    coalesce(
-                        (
-                            select min(q.at)
-                            from generate_series(m.at - interval '3 hours', m.at, interval '15 minutes') as q (at)
-                            where (q.at at time zone t.time_zone)::date > t.local_date and q.at > t.at
-                        ),
-                        m.at
-                    )
-            end
-        ) as until
+        least(t.next_at, quotas.day_ends(t.local_date, t.time_zone, t.at)) as until
     from tenants as t
-    cross join lateral (select (t.local_date + 1)::timestamp at time zone t.time_zone as at) as m
 ),
 
 -- Two joins rather than one with `or`: the budgets of one tenant are found by index. A budget over several tenants is

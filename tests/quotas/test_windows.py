@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ingest.intake import Intake, Message
 from ledger import feeds
 from ledger.database import connect
+from ledger.registry import time_zones
 from ledger.times import parse_rfc3339
 from tests.factories import GATEWAY, NODE, event_bytes, make_event
 from tests.quotas.support import (
@@ -104,6 +105,50 @@ def test_every_day_is_in_the_window_that_its_start_begins(database: Database) ->
             """
         ).fetchall()
     assert broken == []
+
+
+def test_a_day_ends_when_the_next_begins_in_every_zone(database: Database) -> None:
+    """All zones, each day that clocks make longer or shorter and the days beside it: what decided a call under a window is not
+    remembered beyond it, also where midnight comes twice.
+    """
+    with database.connect() as connection:
+        wrong = connection.execute(
+            """
+            with noons as (
+                select name as zone, day::date as day, (day + interval '12 hours') at time zone name as noon
+                from unnest(%s::text[]) as name
+                cross join generate_series(timestamp '2026-01-01', '2027-12-31', '1 day') as day
+            ),
+
+            lengths as (
+                select
+                    *,
+                    greatest(lead(noon) over beside - noon, lead(noon, 2) over beside - lead(noon) over beside) as longest,
+                    least(lead(noon) over beside - noon, noon - lag(noon) over beside) as shortest
+                from noons
+                window beside as (partition by zone order by day)
+            ),
+
+            ends as materialized (
+                select *, quotas.day_ends(day, zone, noon) as at
+                from lengths
+                where longest > interval '24 hours' or shortest < interval '24 hours'
+            )
+
+            select *
+            from ends
+            where
+                ((at - interval '1 microsecond') at time zone zone)::date <> day
+                or (at at time zone zone)::date <> day + 1
+                or at - noon > interval '13 hours'
+            """,
+            [sorted(time_zones())],
+        ).fetchall()
+        (havana,) = connection.execute(
+            "select quotas.day_ends('2026-10-31', 'America/Havana', '2026-10-31T20:00:00Z') = '2026-11-01T04:00:00Z'"
+        ).fetchone()  # type: ignore[misc]
+    assert wrong == []
+    assert havana
 
 
 async def test_a_window_turns_at_the_tenants_midnight(ledger: Ledger) -> None:
