@@ -10,12 +10,18 @@ declare
     leaf record;
 begin
     for leaf in
+        -- First the partitions, then what their names say: names of other relations are no months.
+        with leaves as materialized (
+            select c.relname
+            from pg_inherits as i
+            join pg_class as c on c.oid = i.inhrelid
+            where i.inhparent = 'ledger.raw_usage'::regclass
+        )
+
         select c.relname, to_date(right(c.relname, 7), 'YYYY_MM') as month
-        from pg_inherits as i
-        join pg_class as c on c.oid = i.inhrelid
+        from leaves as c
         where
-            i.inhparent = 'ledger.raw_usage'::regclass
-            and to_date(right(c.relname, 7), 'YYYY_MM')
+            to_date(right(c.relname, 7), 'YYYY_MM')
             < least(date_trunc('month', first_kept)::date, (date_trunc('month', now() at time zone 'UTC') - interval '1 month')::date)
         order by c.relname
     loop
