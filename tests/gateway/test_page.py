@@ -16,9 +16,9 @@ from tests.support.ledger import Ledger
 PAGE = Path(__file__).parent.parent.parent / "docs" / "for-gateways.md"
 
 
-R, A, Q, G, W = (
+R, A, Q, G, W, C = (
     "tests/api/test_reservations.py", "tests/api/test_admission.py", "tests/quotas/test_reservations.py",
-    "tests/gateway/test_gateway.py", "tests/api/test_away.py",
+    "tests/gateway/test_gateway.py", "tests/api/test_away.py", "tests/tallystick/test_cli_reservations.py",
 )  # fmt: skip
 HELD_BY: dict[str, list[tuple[str, str]]] = {
     "the budget has no room": [
@@ -66,6 +66,9 @@ HELD_BY: dict[str, list[tuple[str, str]]] = {
     "the worker is down for an hour": [
         (Q, "test_a_call_that_ended_waits_for_its_entry"),
         (Q, "test_a_hold_expires_when_the_feeds_are_past_it"),
+    ],
+    "the call was said to have ended, and its usage never comes": [
+        (C, "test_a_person_releases_what_awaits_an_entry_for_good"),
     ],
     "usage comes for an expired or voided hold": [(Q, "test_the_excess_says_why")],
     "the call used more than was held": [(Q, "test_the_excess_says_why")],

@@ -99,7 +99,7 @@ async def test_a_worker_killed_in_mid_batch_loses_nothing_and_doubles_nothing(
     for _ in range(3):
         worker = start(batch_bytes_max=20_000)
         before = seen(ledger)
-        wait_for(lambda before=before: seen(ledger) > before or seen(ledger) == count, 60, worker)  # type: ignore[misc]
+        wait_for(lambda before=before: seen(ledger) > before or seen(ledger) == count, 120, worker)  # type: ignore[misc]
         time.sleep(chance.uniform(0, 0.15))
         worker.kill()
     last = start()
@@ -204,7 +204,7 @@ async def test_a_message_that_kills_three_times_is_set_aside_unread(
     deaths = 0
     for _ in range(8):
         worker = start(failpoints="read.message=die~deadly")
-        wait_for(lambda w=worker: w.process.poll() is not None or seen(ledger) >= 11, 60, worker)  # type: ignore[misc]
+        wait_for(lambda w=worker: w.process.poll() is not None or seen(ledger) >= 11, 120, worker)  # type: ignore[misc]
         if worker.process.poll() is None:
             break
         deaths += 1
