@@ -32,6 +32,7 @@ from ledger.periods import (
     redraw_periods,
 )
 from ledger.times import from_micros, local_midnight
+from ledger.zones import OFFSETS, difference
 
 SOURCE_KINDS: Final = ("gateway", "node", "load", "commands")
 _NAME_CHARACTERS_MAX: Final = 200
@@ -57,16 +58,19 @@ def time_zones() -> frozenset[str]:
 
 
 async def check_time_zone(connection: Connection, zone: str) -> str:
-    """Return a zone that both Python and the database know by this name, or refuse it."""
+    """Return a zone that Python and the database both know by this name and see alike, or refuse it."""
     if zone not in time_zones():
         close = get_close_matches(zone, sorted(time_zones()), n=1)
         raise ActRefused(f"time zone {zone!r} is unknown" + (f"; did you mean {close[0]}?" if close else ""))
     try:
         # The marts read local hours in the database: a name that it lacks would stop every tenant's rollup.
         async with connection.transaction():
-            await connection.execute("select now() at time zone %s", [zone])
+            cursor = await connection.execute(OFFSETS.format(zone=zone))
+            found = difference(zone, await cursor.fetchall())
     except psycopg.errors.InvalidParameterValue:
         raise ActRefused(f"time zone {zone!r} is unknown to the database") from None
+    if found is not None:
+        raise ActRefused(str(found))
     return zone
 
 

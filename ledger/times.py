@@ -1,10 +1,14 @@
 """Instants as whole microseconds since 1970 UTC: exact, quick to compare, and cut rather than rounded."""
 
 import re
+import zoneinfo
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo
+
+# The pinned copy, not that of the machine: all parts take the same day for the same instant.
+zoneinfo.reset_tzpath(())
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)

@@ -25,6 +25,7 @@ from ledger.entries import COLUMNS
 from ledger.node_windows import COLUMNS as WINDOW_COLUMNS
 from ledger.posting import ROWS_PER_BATCH
 from ledger.retention import digests_hash, manifest_text
+from ledger.zones import OFFSETS, difference
 from tallystick.addresses import libpq_url
 from tallystick.issued import broken_digests, broken_documents
 
@@ -65,7 +66,7 @@ class Failure:
     """One thing that does not hold."""
 
     part: str
-    """chain, batches, keys, requests, budgets, excess, totals, lines, acts, seals, documents, marts or heads."""
+    """chain, batches, keys, requests, budgets, excess, totals, lines, acts, zones, seals, documents, marts or heads."""
     text: str
 
 
@@ -158,9 +159,11 @@ def verify(
             failures += _broken(connection, part, scope.filled((PROOFS / f"{part}.sql").read_text()))
         if scope.first_batch:
             notes.append(
-                "requests, budgets, acts, seals, documents and marts are about the whole ledger, and were not looked at"
+                "requests, budgets, acts, zones, seals, documents and marts are about the whole ledger, and were not looked at"
             )
         else:
+            told("zones")
+            failures += _named("zones", _zones_that_differ(connection))
             told("seals")
             failures += _named("seals", _broken_seals(connection, scope))
             notes += _unsealed(connection)
@@ -263,6 +266,14 @@ def _broken(connection: Connection, part: str, statement: str) -> list[Failure]:
     named = [Failure(part, text) for text, _ in rows]
     more = rows[0][1] - len(rows) if rows else 0
     return [*named, Failure(part, f"and {more} more")] if more else named
+
+
+def _zones_that_differ(connection: Connection) -> Iterator[str]:
+    zones = connection.execute("select time_zone from ledger.tenant_versions group by 1 order by 1").fetchall()
+    for (zone,) in zones:
+        found = difference(zone, connection.execute(OFFSETS.format(zone=zone)))
+        if found is not None:
+            yield str(found)
 
 
 # --- The chain --------------------------------------------------------------------------------------------------------

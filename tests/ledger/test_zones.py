@@ -1,9 +1,11 @@
 """Zones: any instant belongs to one local day, one month and one window, whatever the clocks of a tenant do."""
 
+import zoneinfo
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -368,3 +370,29 @@ async def test_a_zone_or_an_entity_changes_at_a_months_start_only_and_the_next_o
         await registry.change_tenant(
             operator, "test", "t-alpha", date(2026, 8, 1), time_zone="Asia/Tokyo", entity_id="entity-2"
         )
+
+
+# --- Two copies of the time zone database -------------------------------------------------------------------------------
+
+
+def clocks(monkeypatch: pytest.MonkeyPatch, **instead: str) -> None:
+    """Python takes some zones for others, as a copy does that missed what a government decided."""
+    names = {name.replace("_", "/"): other for name, other in instead.items()}
+    monkeypatch.setattr("ledger.zones.ZoneInfo", lambda name: ZoneInfo(names.get(name, name)))
+
+
+async def test_a_zone_that_python_and_the_database_see_otherwise_is_refused(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else entries and asks of one instant would be of two days. Lagos has the winter time of Berlin all year."""
+    clocks(monkeypatch, Europe_Berlin="Africa/Lagos")
+    async with await connect(ledger.database.url_for("tallystick_operator")) as connection:
+        assert await registry.check_time_zone(connection, "Europe/Paris") == "Europe/Paris"
+        with pytest.raises(
+            ActRefused, match=r"time zone Europe/Berlin at 2\d{3}-\d\d-\d\d \d\d:00 UTC is UTC\+01:00 for Python"
+        ):
+            await registry.check_time_zone(connection, "Europe/Berlin")
+
+
+def test_python_reads_the_pinned_copy_on_every_machine() -> None:
+    assert zoneinfo.TZPATH == ()

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -77,7 +78,7 @@ async def test_what_is_posted_while_the_proof_runs_does_not_disturb_it(ledger: L
     assert proved.ok, proved.failures
     # The first statement, after the first word, takes the snapshot.
     assert proved.checked["batches"] == 4
-    assert verify(url).checked["batches"] == 3 + 12
+    assert verify(url).checked["batches"] == 3 + 13
 
 
 FIRST = "(select min(entry_id) from ledger.entries)"
@@ -521,3 +522,14 @@ async def test_a_partition_that_was_taken_away_by_hand_is_no_month_that_left(led
     found = parts(ledger)
     assert found["seals"] == "the rows of 2026-01 are not in the ledger, and no act took them out"
     assert {"chain", "batches", "keys", "requests", "totals"} <= found.keys()
+
+
+async def test_a_zone_that_changed_in_one_copy_of_the_time_zones_only_is_named(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ledger.zones.ZoneInfo", lambda name: ZoneInfo("Africa/Lagos" if name == "Europe/Berlin" else name)
+    )
+    found = parts(ledger)
+    assert list(found) == ["zones"]
+    assert found["zones"].startswith("time zone Europe/Berlin at ")
