@@ -1,6 +1,6 @@
 -- What a month was charged against what it cost, by {dimensions} and currencies; see tallystick/commands/margin.py.
 -- Parameters: month (its first day), tenant or null. By days, usage is of the month of its local day, and a UTC hour of a node of
--- the month in which it begins in the zone of its tenant. By billing, usage is of the month whose invoice it is on, late or not; a
+-- the month of its tenant in which it begins. By billing, usage is of the month whose invoice it is on, late or not; a
 -- node's bill is of its hours whenever their usage is billed, so costs are standard prices and nodes are left out.
 with usage as (
     {usage}
@@ -27,11 +27,10 @@ charged as (
 node_hours as (
     select a.*
     from marts.fct_gpu_allocation_hourly as a
-    join marts.dim_tenants as t on t.tenant_id = a.tenant_id
+    join ledger.periods as m on m.tenant_id = a.tenant_id and m.posting_period = %(month)s
     where
-        a.starts_at >= %(month)s::timestamp at time zone 'UTC' - interval '1 day'
-        and a.starts_at < (%(month)s::timestamp + interval '1 month') at time zone 'UTC' + interval '1 day'
-        and date_trunc('month', a.starts_at at time zone t.time_zone)::date = %(month)s
+        a.starts_at >= m.starts_at
+        and a.starts_at < m.ends_at
         and (%(tenant)s::text is null or a.tenant_id = %(tenant)s)
         and a.kind in ('request', 'idle')
         and not %(billed)s
