@@ -1,6 +1,8 @@
 """The worker between broker and ledger: killed, fenced, starved and fed with poison, it loses nothing and doubles nothing."""
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -16,6 +18,7 @@ from ingest.replay import packs, send
 from ledger import feeds
 from ledger.database import connect
 from tallystick.embedded import EmbeddedBroker, free_port
+from tests.conftest import CHECKOUT
 from tests.factories import event_bytes, make_event
 from tests.support.ledger import Ledger
 from tests.support.soak import seeds
@@ -68,6 +71,30 @@ def start(broker: Any, topic: str, ledger: Ledger, tmp_path: Path) -> Iterator[C
     yield one
     for worker in started:
         worker.kill()
+
+
+STARTS_A_WORKER_AND_DIES = """
+import os, pathlib, signal, sys
+from tests.support.worker import WorkerProcess
+nowhere = {"writer_url": "postgresql:///nowhere", "bootstrap": "127.0.0.1:9", "topic": "none", "group": "none"}
+print(WorkerProcess(pathlib.Path(sys.argv[1]), **nowhere).process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_of_the_tests_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Its broker and its database are not there, and it would wait for them."""
+    script = [sys.executable, "-c", STARTS_A_WORKER_AND_DIES, str(tmp_path)]
+    told = subprocess.run(script, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=False)
+    worker = int(told.stdout)
+
+    def has_ended() -> bool:
+        try:
+            return Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait_for(has_ended, 10)
 
 
 def events(count: int, first: int = 0) -> list[bytes]:

@@ -1,6 +1,8 @@
 """A worker process to be killed: started with exact settings, watched from outside, never asked nicely."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -8,20 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from ingest.app import WorkerConfig, run
+from tallystick import child
 
 CHECKOUT = Path(__file__).parent.parent.parent
 
 
 class WorkerProcess:
-    """A worker in a process of its own; its output goes to a file that a failing test can show."""
+    """A worker in a process of its own, which ends with ours; its output goes to a file that a failing test can show."""
 
     def __init__(self, folder: Path, **config: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "worker.log"
         settings = asdict(WorkerConfig(folder=folder, **config)) | {"folder": str(folder)}
+        starter = [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), str(int(signal.SIGKILL)), ""]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.worker", json.dumps(settings)],
+                [*starter, sys.executable, "-m", "tests.support.worker", json.dumps(settings)],
                 cwd=CHECKOUT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
