@@ -35,8 +35,8 @@ from quotas.terms import (
 
 __all__ = [
     "MONEY_UNITS", "BudgetRecord", "BudgetSet", "Changes", "GroupLimit", "Step", "Terms", "Usage", "Version", "Wish",
-    "apply_budgets", "change_budget", "end_budget", "find_budget", "history", "list_budgets", "replace_budget", "scope_text",
-    "set_budget", "terms_at", "used_now", "window_text",
+    "apply_budgets", "change_budget", "end_budget", "find_budget", "history", "list_budgets", "note_thresholds", "plain_value",
+    "replace_budget", "scope_text", "set_budget", "terms_at", "used_now", "window_text",
 ]  # fmt: skip
 
 
@@ -303,7 +303,7 @@ async def _apply(connection: Connection, actor: str, wish: Wish, now: int, reaso
         differs = next((name for name in _SCOPE if row[name] != getattr(current, name)), None)
         if differs is not None:
             raise BudgetRefused(
-                f"its {differs} is {_plain_value(getattr(current, differs))!r} and never changes: give the other one a name"
+                f"its {differs} is {plain_value(getattr(current, differs))!r} and never changes: give the other one a name"
                 f" and `replaces: {wish.budget_id}`"
             )
         return await _change(connection, actor, current, row, None, None, reason)
@@ -653,8 +653,8 @@ async def change_terms(
         await _write_group_limits(connection, current.budget_id, merged["group_limits"])
     await _write_version(connection, current.budget_id, actor, reason)
     await _note_excess(connection, current.budget_id, _Limits(current.hardness, current.limit_amount, own_before))
-    await _note_thresholds(connection, current.budget_id)
-    said = {column: (_plain_value(before), _plain_value(after)) for column, (before, after) in changed.items()}
+    await note_thresholds(connection, current.budget_id)
+    said = {column: (plain_value(before), plain_value(after)) for column, (before, after) in changed.items()}
     detail = {
         "budget_id": current.budget_id,
         "before": {column: before for column, (before, _) in said.items()},
@@ -791,7 +791,7 @@ async def _create(connection: Connection, row: Mapping[str, Any]) -> None:
         [row["budget_id"]],
     )
     await _note_excess(connection, row["budget_id"], _Limits(row["hardness"], None))
-    await _note_thresholds(connection, row["budget_id"])
+    await note_thresholds(connection, row["budget_id"])
 
 
 async def _note_excess(connection: Connection, budget_id: str, before: "_Limits") -> None:
@@ -845,7 +845,7 @@ class _Limits:
     own: Mapping[str, Decimal | None] = field(default_factory=dict)
 
 
-async def _note_thresholds(connection: Connection, budget_id: str) -> None:
+async def note_thresholds(connection: Connection, budget_id: str) -> None:
     """Note the thresholds that windows have reached under the budget's terms; what is noted already stays."""
     await connection.execute(
         """
@@ -868,19 +868,20 @@ async def _note_thresholds(connection: Connection, budget_id: str) -> None:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values as JSON takes them, decimals as text; terms that were never used are left out."""
-    return {name: _plain_value(value) for name, value in values.items() if name not in _RARE or value}
+    return {name: plain_value(value) for name, value in values.items() if name not in _RARE or value}
 
 
 _RARE: Final = ("group_limits", "steps", "missing_estimate_amount", "away_amount", "description")
 
 
-def _plain_value(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return a value as JSON takes it: decimals and dates as text."""
     if isinstance(value, Decimal):
         return amount_text(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, list | tuple):
-        return [_plain_value(item) for item in value]
+        return [plain_value(item) for item in value]
     if isinstance(value, Mapping):
-        return {name: _plain_value(item) for name, item in value.items()}
+        return {name: plain_value(item) for name, item in value.items()}
     return value

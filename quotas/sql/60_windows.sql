@@ -493,7 +493,7 @@ grant update (
 ) on quotas.budgets to tallystick_operator;
 grant insert, update, delete on quotas.group_limits to tallystick_operator;
 grant insert on quotas.budget_versions to tallystick_operator;
--- A new budget's windows are folded from the ledger; after that only the trigger moves them.
+-- A new budget's windows are folded from the ledger; after that only the trigger moves them, and a rebuild by its own function.
 grant insert on quotas.windows to tallystick_operator;
 revoke update on quotas.windows from tallystick_operator;
 grant insert on quotas.excess, quotas.threshold_notes to tallystick_operator;

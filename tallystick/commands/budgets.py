@@ -1,4 +1,4 @@
-"""Commands about budgets: set, change, replace, apply, list, show, history, end."""
+"""Commands about budgets: set, change, replace, apply, list, show, history, end, rebuild."""
 
 from __future__ import annotations
 
@@ -592,3 +592,39 @@ def end_budget(
 
     with_connection(lambda connection: rules.end_budget(connection, acting(actor), budget, reason=reason))
     say(f"budget {budget} has ended")
+
+
+@budgets.command("rebuild")
+def rebuild_windows(
+    budget: Annotated[str | None, typer.Argument(metavar="[BUDGET]", help="Left out, all in force.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say which windows are wrong; write nothing.")] = False,
+    reason: ReasonOption = None,
+    actor: ActorOption = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Make windows what ledger and reservations say, where `verify` found others; needs --reason unless it is a dry run."""
+    from quotas import rebuilding
+
+    if reason is None and not dry_run:
+        raise CommandError("--reason is needed: say why windows are written by hand; --dry-run writes nothing")
+    rebuilt = with_connection(
+        lambda connection: rebuilding.rebuild_windows(connection, acting(actor), budget, reason=reason, dry_run=dry_run)
+    )
+    columns = {
+        "budget": lambda each: each.budget_id,
+        "group": lambda each: each.group_key or None,
+        "tenant": lambda each: each.tenant_id,
+        "window": lambda each: each.window_start,
+        "posted": lambda each: _corrected(each.posted_before, each.posted),
+        "held": lambda each: _corrected(each.held_before, each.held),
+        "unpriced": lambda each: _corrected(each.unpriced_count_before, each.unpriced_count),
+        "unpriced tokens": lambda each: _corrected(each.unpriced_tokens_before, each.unpriced_tokens),
+        "wrong reservations": lambda each: each.reservation_count,
+    }
+    show(rebuilt, format, columns, empty="every window is what ledger and reservations say")
+    if rebuilt and format is not Format.json:
+        say(f"{'would rebuild' if dry_run else 'rebuilt'} {counted(len(rebuilt), 'window')}")
+
+
+def _corrected(before: Any, after: Any) -> str:
+    return cell(after) if before == after else f"{cell(before)} -> {cell(after)}"

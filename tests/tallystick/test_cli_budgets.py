@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.tallystick.commands import Commands
@@ -108,3 +109,20 @@ def test_a_file_is_applied_with_its_difference_shown_first(with_tenant: Commands
     ]  # fmt: skip
     assert with_tenant.ok("budgets", "apply", str(file)).out == "~ a: limit 5 -> 7.5\nchanged 1 budget of 1\n"
     assert "No such file" in with_tenant("budgets", "apply", str(tmp_path / "nothing.yaml")).line
+
+
+def test_a_wrong_window_is_shown_and_rebuilt_with_a_reason(with_tenant: Commands) -> None:
+    with_tenant.ok(*SET, "--limit", "10.00")
+    assert with_tenant.ok("budgets", "rebuild", "--dry-run").out == "every window is what ledger and reservations say\n"
+    with psycopg.connect(with_tenant.database.url, autocommit=True) as superuser:
+        superuser.execute(
+            "insert into quotas.windows (budget_id, group_key, window_start, tenant_id, currency, posted)"
+            " select budget_id, '', first_window, tenant_id, currency, 0.000001 from quotas.budgets where budget_id = 'b'"
+        )
+    assert with_tenant("budgets", "rebuild", "b").line.startswith("--reason is needed")
+    shown = with_tenant.ok("budgets", "rebuild", "b", "--dry-run").out
+    assert "0.000001 -> 0" in shown
+    assert shown.endswith("would rebuild 1 window\n")
+    assert with_tenant.ok("budgets", "rebuild", "b", "--reason", "a page was lost").out.endswith("rebuilt 1 window\n")
+    assert with_tenant.json("budgets", "rebuild", "b", "--dry-run") == []
+    assert with_tenant("budgets", "rebuild", "nobody", "--dry-run").line == "there is no budget in force 'nobody'"
