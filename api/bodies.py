@@ -22,7 +22,7 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     return await read_stream(request.receive, request.headers.get("content-length", ""), bytes_max)
 
 
-async def read_stream(receive: Receive, stated: str, bytes_max: int) -> bytes:
+async def read_stream(receive: Receive, stated: str, bytes_max: int, *, may_be_empty: bool = False) -> bytes:
     """Return a body as it comes, of which the header states a length or nothing. Errors: as above."""
     if stated.isdecimal() and int(stated) > bytes_max:
         raise BodyTooLarge(f"{stated} bytes; at most {bytes_max} are read")
@@ -41,7 +41,7 @@ async def read_stream(receive: Receive, stated: str, bytes_max: int) -> bytes:
             body = chunk if not chunks else b"".join((*chunks, chunk))
             break
         chunks.append(chunk)
-    if not body or body.isspace():
+    if body.isspace() or not (body or may_be_empty):
         raise EmptyBody("the body is empty")
     return body
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, Decimal
 from math import ceil
@@ -14,9 +14,10 @@ from fastapi import APIRouter
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope
 
 from api.away import AwayDecision
-from api.bodies import check_json, decode, read_body
+from api.bodies import check_json, decode, read_stream
 from api.documents import Room, answers, operation, path_parameter, query_parameter
 from api.errors import (
     BudgetExhausted,
@@ -39,13 +40,13 @@ from ledger.api_keys import ApiKey
 from ledger.statements import Outcome as EventOutcome
 from quotas.estimates import Basis
 from quotas.remaining import Span
-from quotas.reservations import Ask, Change, Decision, Hold, Key, Reservation, Settlement, State, Tightest, look_up
+from quotas.reservations import Ask, Change, Decision, Hold, Key, Reservation, Settlement, State, Tightest
 
 router = APIRouter()
 
 PATH: Final = "/v1/reservations"
 BATCH_PATH: Final = "/v1/reservations:batch"
-_ONE: Final = "/v1/reservations/{reservation_id}"
+ONE_PATH: Final = "/v1/reservations/{reservation_id}"
 _EXAMPLE_ID: Final = "0199c2d4-7b1e-7c3a-9f54-2a6d1c0be911"
 
 
@@ -216,6 +217,9 @@ _encode: Final = msgspec.json.Encoder().encode
 Wire = tuple[int, dict[str, str], bytes]
 """Status, headers and body of an answer."""
 
+Act = Callable[..., Awaitable[Wire]]
+"""What a request asks for: takes the services, the authorization, the body, and the id in the path where there is one."""
+
 
 # --- Asking -----------------------------------------------------------------------------------------------------------
 
@@ -381,7 +385,7 @@ def _limits(budget: Tightest | None, retry_at: datetime | None) -> dict[str, str
 # --- What becomes of it -----------------------------------------------------------------------------------------------
 
 
-async def settle(services: Services, authorization: str | None, reservation_id: str, body: bytes) -> Wire:
+async def settle(services: Services, authorization: str | None, body: bytes, reservation_id: str) -> Wire:
     """Say that a call has ended: with its usage event, or with the word that it will come."""
     key = await services.keys.identify(authorization, "reservations:write")
     told = decode(_settle_decoder, body)
@@ -457,16 +461,16 @@ def _check_event(event: bytes, tenant_id: str, reservation_id: str) -> None:
         raise InvalidRequest("event.data.tenant_id", "must be the reservation's tenant")
 
 
-async def void(services: Services, authorization: str | None, reservation_id: str, body: bytes) -> Wire:
+async def void(services: Services, authorization: str | None, body: bytes, reservation_id: str) -> Wire:
     """Give back what is held for a call that took nothing."""
     key = await services.keys.identify(authorization, "reservations:write")
-    told = decode(_void_decoder, body) if body.strip() else VoidBody()
+    told = decode(_void_decoder, body) if body else VoidBody()
     tenant_id = tenant_of(key, told.tenant_id, "tenant_id")
     _check_id(tenant_id, reservation_id)
     return _changed((await _pushed(services, services.reserving.void(((tenant_id, reservation_id),))))[0])
 
 
-async def extend(services: Services, authorization: str | None, reservation_id: str, body: bytes) -> Wire:
+async def extend(services: Services, authorization: str | None, body: bytes, reservation_id: str) -> Wire:
     """Give a call that goes on more time."""
     key = await services.keys.identify(authorization, "reservations:write")
     told = decode(_extend_decoder, body)
@@ -504,10 +508,10 @@ def _changed(change: Change) -> Wire:
 
 async def _standing(services: Services, key: Key) -> Reservation:
     _check_id(*key)
-    found = await services.reader.run(lambda connection: look_up(connection, [key]))
-    if key not in found:
+    found = await services.standings.get(key)
+    if found is None:
         raise ReservationNotFound("there is no such reservation")
-    return found[key]
+    return found
 
 
 # --- Routes -----------------------------------------------------------------------------------------------------------
@@ -709,18 +713,42 @@ _LINKS: Final = {
 CREATE_OPERATION["responses"]["201"]["links"] = _LINKS
 
 
-async def _bytes(request: Request, *, may_be_empty: bool = False) -> bytes:
-    headers = request.headers
-    services = services_of(request)
+ACTS: Final[Mapping[str, Act]] = {
+    PATH: create,
+    BATCH_PATH: create_many,
+    ONE_PATH + ":settle": settle,
+    ONE_PATH + ":void": void,
+    ONE_PATH + ":extend": extend,
+}
+"""What is posted about reservations, by path."""
+
+
+async def answered(services: Services, scope: Scope, receive: Receive, act: Act, *named: str) -> Wire:
+    """Read a request and do what it asks for."""
+    authorization = encoding = None
+    content_type = length = ""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            authorization = value.decode("latin-1")
+        elif name == b"content-type":
+            content_type = value.decode("latin-1")
+        elif name == b"content-encoding":
+            encoding = value.decode("latin-1")
+        elif name == b"content-length":
+            length = value.decode("latin-1")
     try:
-        check_json(headers.get("content-type", ""), headers.get("content-encoding"))
-        if may_be_empty and headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-            return b""
-        return await read_body(request, services.config.reservation_bytes_max)
+        check_json(content_type, encoding)
+        body = await read_stream(receive, length, services.config.reservation_bytes_max, may_be_empty=act is void)
     except Refusal:
         # Whoever has no key learns that first, as everywhere.
-        await services.keys.identify(_key_of(request), "reservations:write")
+        await services.keys.identify(authorization, "reservations:write")
         raise
+    return await act(services, authorization, body, *named)
+
+
+async def _answered(request: Request, act: Act) -> Response:
+    named = request.path_params.values()
+    return _response(await answered(services_of(request), request.scope, request.receive, act, *named))
 
 
 def _response(wire: Wire) -> Response:
@@ -728,27 +756,23 @@ def _response(wire: Wire) -> Response:
     return Response(body, status, headers, media_type="application/json")
 
 
-def _key_of(request: Request) -> str | None:
-    return request.headers.get("authorization")
-
-
 @router.post(PATH, openapi_extra=CREATE_OPERATION, response_model=None)
 async def post_reservation(request: Request) -> Response:
     """Answer whether a call may go ahead."""
-    return _response(await create(services_of(request), _key_of(request), await _bytes(request)))
+    return await _answered(request, create)
 
 
 @router.post(BATCH_PATH, openapi_extra=BATCH_OPERATION, response_model=None)
 async def post_reservations(request: Request) -> Response:
     """Answer which calls may go ahead."""
-    return _response(await create_many(services_of(request), _key_of(request), await _bytes(request)))
+    return await _answered(request, create_many)
 
 
-@router.get(_ONE, openapi_extra=GET_OPERATION, response_model=None)
+@router.get(ONE_PATH, openapi_extra=GET_OPERATION, response_model=None)
 async def get_reservation(request: Request) -> Response:
     """Answer where a reservation stands."""
     services = services_of(request)
-    key = await services.keys.identify(_key_of(request), "reservations:write")
+    key = await services.keys.identify(request.headers.get("authorization"), "reservations:write")
     tenant_id = tenant_of(key, request.query_params.get("tenant_id"), "tenant_id")
     found = await _standing(services, (tenant_id, request.path_params["reservation_id"]))
     reply = StandingReply(
@@ -765,26 +789,22 @@ async def get_reservation(request: Request) -> Response:
     return Response(_encode(reply), media_type="application/json", headers={"cache-control": "private, no-cache"})
 
 
-@router.post(_ONE + ":settle", openapi_extra=SETTLE_OPERATION, response_model=None)
+@router.post(ONE_PATH + ":settle", openapi_extra=SETTLE_OPERATION, response_model=None)
 async def post_settle(request: Request) -> Response:
     """Take the end of a call."""
-    reservation_id = request.path_params["reservation_id"]
-    return _response(await settle(services_of(request), _key_of(request), reservation_id, await _bytes(request)))
+    return await _answered(request, settle)
 
 
-@router.post(_ONE + ":void", openapi_extra=VOID_OPERATION, response_model=None)
+@router.post(ONE_PATH + ":void", openapi_extra=VOID_OPERATION, response_model=None)
 async def post_void(request: Request) -> Response:
     """Take back a promise."""
-    reservation_id = request.path_params["reservation_id"]
-    body = await _bytes(request, may_be_empty=True)
-    return _response(await void(services_of(request), _key_of(request), reservation_id, body))
+    return await _answered(request, void)
 
 
-@router.post(_ONE + ":extend", openapi_extra=EXTEND_OPERATION, response_model=None)
+@router.post(ONE_PATH + ":extend", openapi_extra=EXTEND_OPERATION, response_model=None)
 async def post_extend(request: Request) -> Response:
     """Give a call more time."""
-    reservation_id = request.path_params["reservation_id"]
-    return _response(await extend(services_of(request), _key_of(request), reservation_id, await _bytes(request)))
+    return await _answered(request, extend)
 
 
 def complete(schemas: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from api.reserving import Reserving
 from api.watch import Watch
 from ledger.api_keys import ApiKey, find_keys
 from quotas.remaining import Asked, InForce, TenantBudgets, remaining
+from quotas.reservations import Key, Reservation, look_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Services:
     reserving: Reserving
     budgets: Gather[Asked, TenantBudgets]
     encoded: Encoded
+    standings: Gather[Key, Reservation]
 
     @classmethod
     def of(cls, config: Config) -> "Services":
@@ -50,6 +52,9 @@ class Services:
 
         async def budgets(asked: Sequence[Asked]) -> dict[Asked, TenantBudgets]:
             return (await reader.run(lambda connection: remaining(connection, asked, in_force))).tenants
+
+        async def standings(keys: Sequence[Key]) -> dict[Key, Reservation]:
+            return await reader.run(lambda connection: look_up(connection, keys))
 
         ring = KeyRing(Gather(keys).get, config.key_seconds, config.away_key_seconds)
         away = Away(None if config.journal is None else Path(config.journal), reader, metrics)
@@ -67,6 +72,7 @@ class Services:
             # Two, so that one half of the crowd is answered while the other is read for.
             budgets=Gather(budgets, flights_max=2),
             encoded=Encoded(),
+            standings=Gather(standings),
         )
 
 

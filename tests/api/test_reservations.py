@@ -419,6 +419,31 @@ async def test_an_empty_body_voids_for_a_tenants_key(world: Ledger) -> None:
         assert (await gateway.post("reservations/r:1:void")).json()["state"] == "voided"
 
 
+async def test_the_short_cut_and_the_routed_way_answer_alike(world: Ledger, gateway: Gateway) -> None:
+    add_budget(world, limit="1.00")
+    for name in ("a", "a:settle", "ä b"):
+        await gateway.reserve(f"{name}-1")
+        await gateway.reserve(f"{name}-2")
+        for verb, body in (
+            ("extend", {"ttl_seconds": 1, "tenant_id": "t-alpha"}), ("extend", {"ttl_seconds": 0}), ("settle", {"tenant_id": "t-alpha"}),
+            ("void", {"tenant_id": "t-alpha"}), ("void", {"tenant_id": "t-nobody"}), ("void", None), ("open", {}),
+        ):  # fmt: skip
+            one, other = [
+                await gateway.post(f"reservations/{name}-{number}:{verb}{query}", body, **{"x-request-id": "r-1"})
+                for number, query in ((1, ""), (2, "?x=1"))
+            ]
+            assert (one.status_code, set(one.headers)) == (other.status_code, set(other.headers)), verb
+            told = [{**answer.json(), "reservation_id": None, "expires_at": None} for answer in (one, other)]
+            assert told[0] == told[1]
+    for path in (
+        "reservations/:settle",
+        "reservations/a/b:settle",
+        "reservations/a%2Fb:settle",
+        "reservations/a:settle/",
+    ):
+        assert (await gateway.post(path, {})).status_code in (404, 405), path
+
+
 async def test_what_is_queued_is_decided_when_the_app_ends(world: Ledger) -> None:
     add_budget(world, limit="1.00")
     token = await make_key(world, source=GATEWAY)
