@@ -290,9 +290,8 @@ documents = sa.Table(
 document_lines = sa.Table(
     "document_lines",
     metadata,
-    sa.Column(
-        "document_id", sa.Text, sa.ForeignKey("billing.documents.document_id"), primary_key=True, comment="Whose line."
-    ),
+    # No foreign key: `billing.refuse_addition` looks the documents of a statement up at once.
+    sa.Column("document_id", sa.Text, primary_key=True, comment="Whose line."),
     sa.Column("line_no", sa.Integer, primary_key=True, comment="Its place, from 1."),
     sa.Column(
         "kind",

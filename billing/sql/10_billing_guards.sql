@@ -59,27 +59,32 @@ create or replace trigger refuse_gap
 before insert on billing.documents
 for each row execute function billing.refuse_gap();
 
--- Only the transaction that issues a document writes its lines, taxes, credits and entries.
+-- Only the transaction that issues a document writes its lines, taxes, credits and entries. Lines have no foreign key, which would
+-- look each of them up by itself: here their documents are, once a statement, and a document is never deleted.
 create or replace function billing.refuse_addition() returns trigger
 language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    named text;
     issued text;
 begin
-    select d.number
-    into issued
+    select n.document_id, d.number
+    into named, issued
     from (select distinct n.document_id from new_rows as n) as n
-    join billing.documents as d on d.document_id = n.document_id
-    where d.written_in <> pg_current_xact_id()::text::bigint
+    left join billing.documents as d on d.document_id = n.document_id
+    where d.written_in is distinct from pg_current_xact_id()::text::bigint
     limit 1;
-    if found then
-        raise exception using
-            errcode = 'TS002',
-            message = format('%s is issued: nothing is added to it', issued);
+    if not found then
+        return null;
     end if;
-    return null;
+    if issued is null then
+        raise exception using errcode = 'foreign_key_violation', message = format('there is no document %s', named);
+    end if;
+    raise exception using
+        errcode = 'TS002',
+        message = format('%s is issued: nothing is added to it', issued);
 end
 $$;
 

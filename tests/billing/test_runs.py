@@ -242,6 +242,14 @@ async def test_the_database_keeps_what_was_issued(priced: Ledger, operator: Conn
     assert refused.value.sqlstate in {"TS002", "TS004"}
 
 
+async def test_a_line_without_its_document_is_refused(priced: Ledger) -> None:
+    with pytest.raises(psycopg.errors.ForeignKeyViolation, match="there is no document inv_none"):
+        priced.superuser.execute(
+            "insert into billing.document_lines (document_id, line_no, kind, description, service_start, service_end,"
+            " exact_amount, amount, tax_category) values ('inv_none', 1, 'fee', 'x', '2026-01-01', '2026-02-01', 1, 1, 'none')"
+        )
+
+
 async def test_the_database_takes_no_second_live_invoice(priced: Ledger, operator: Connection) -> None:
     await priced.post(dollars("a", "3"), received_at=LATER)
     await issued(operator)
