@@ -508,10 +508,11 @@ async def record_documents(
     connection: Connection, terms: Terms, issued: Sequence[Issued], detail: Mapping[str, Any] | None = None
 ) -> None:
     """Write an act for each document, in its own transaction's one statement."""
-    acts = ["invoices.issue" if each.document.kind == "invoice" else "credit-notes.issue" for each in issued]
-    details = [
-        Jsonb(
-            {
+    acts = [
+        {
+            "act": "invoices.issue" if each.document.kind == "invoice" else "credit-notes.issue",
+            "second_person": each.second_person,
+            "detail": {
                 "document_id": each.document.document_id,
                 "number": each.document.number,
                 "tenant_id": each.document.tenant_id,
@@ -519,17 +520,20 @@ async def record_documents(
                 "currency": each.document.currency,
                 "total": amount_text(each.document.total),
                 "digest": each.document.digest,
+                # What the digest leaves out, so that a draft has it too.
+                "issued_at": None if each.document.issued_at is None else each.document.issued_at.isoformat(),
+                "due_date": None if each.document.due_date is None else each.document.due_date.isoformat(),
                 **({"beyond_bounds": True} if terms.accepts_bounds and each.document.kind == "invoice" else {}),
                 **(detail or {}),
-            }
-        )
+            },
+        }
         for each in issued
     ]
     await connection.execute(
         "insert into ledger.acts (actor, act, detail, reason, second_person)"
         " select %s, a.act, a.detail, %s, a.second_person"
-        " from unnest(%s::text[], %s::jsonb[], %s::text[]) as a (act, detail, second_person)",
-        [terms.actor, terms.reason, acts, details, [each.second_person for each in issued]],
+        " from jsonb_to_recordset(%s) as a (act text, detail jsonb, second_person text)",
+        [terms.actor, terms.reason, Jsonb(acts)],
     )
 
 

@@ -389,7 +389,7 @@ where not exists (select from burning as b where b.key = m.key)
 union all
 
 -- Acts.
-select format('%s, issued by %s: no act says so, or it says another number, total or digest', d.name, d.actor)
+select format('%s, issued by %s: no act says so, or it says another number, total, digest, time or due date', d.name, d.actor)
 from documents as d
 where not exists (
     select
@@ -402,6 +402,14 @@ where not exists (
         and a.detail ->> 'tenant_id' = d.tenant_id
         and a.detail ->> 'digest' = d.digest
         and (a.detail ->> 'total')::numeric = d.total
+        -- Older acts do not name them.
+        and (
+            not a.detail ? 'issued_at'
+            or (
+                (a.detail ->> 'issued_at')::timestamptz = d.issued_at
+                and (a.detail ->> 'due_date')::date is not distinct from d.due_date
+            )
+        )
 )
 
 union all

@@ -188,9 +188,18 @@ BROKEN: Final[dict[str, tuple[list[str], list[str]]]] = {
             " where number = 'NW-000003'"
         ],
         [
-            "invoice NW-000003 of tenant t-beta, issued by jane: no act says so, or it says another number, total or digest",
+            "invoice NW-000003 of tenant t-beta, issued by jane: no act says so, or it says another number, total, digest,"
+            " time or due date",
             "invoice NW-000003 of tenant t-beta is not what was issued: its content does not have its digest",
         ],
+    ),
+    "a due date": (
+        ["update billing.documents set due_date = due_date + 1 where number = 'NW-000003'"],
+        ["invoice NW-000003 of tenant t-beta, issued by jane: no act says so"],
+    ),
+    "a time of issue": (
+        ["update billing.documents set issued_at = issued_at - interval '1 microsecond' where number = 'NW-C-000002'"],
+        ["credit note NW-C-000002 of tenant t-alpha, issued by jane: no act says so"],
     ),
     "a customer's name": (
         ["update billing.documents set customer = jsonb_set(customer, '{name}', '\"Other\"') where number = 'NW-000004'"],
