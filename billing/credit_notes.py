@@ -1,11 +1,13 @@
 """Credit notes: for usage from the rows that correct it, which then stand on no invoice; commercial ones without rows."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from hashlib import sha256
 from typing import Any, Final
+
+from msgspec import structs
 
 from billing.agreements import ItemLine, in_force, item_lines
 from billing.crediting import Creditable, credit_note
@@ -192,7 +194,7 @@ async def _usage_lines(connection: Connection, of: Creditable, usage: Sequence[U
     category = _category(of)
     back = [
         (
-            replace(
+            structs.replace(
                 line,
                 amount=EXACT.minus(line.amount),
                 quantity=None if line.quantity is None else EXACT.minus(line.quantity),

@@ -10,6 +10,8 @@ from datetime import date
 from decimal import Decimal
 from typing import Final
 
+from msgspec import structs
+
 from billing.digests import digest_of
 from billing.documents import Basis, CreditApplied, Document, Line, Tax
 from billing.errors import CreditRefused
@@ -141,7 +143,9 @@ def credit_note(of: Creditable, lines: Sequence[Line], basis: Basis, reason: str
         time_zone=invoice.time_zone,
         currency=currency,
         language=invoice.language,
-        lines=tuple(replace(line, line_no=place + 1, amount=printed[place]) for place, line in enumerate(lines)),
+        lines=tuple(
+            structs.replace(line, line_no=place + 1, amount=printed[place]) for place, line in enumerate(lines)
+        ),
         taxes=tuple(taxes),
         credits=credits,
         exact_subtotal=total(line.exact_amount for line in lines),

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal, localcontext
-from typing import Literal
+from typing import Final, Literal
+
+import msgspec
 
 from ledger.money import EXACT, currency_exponent
 
@@ -27,8 +29,8 @@ class Party:
     email: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+# A run makes hundreds of thousands of them: structs take a sixth of the time.
+class Line(msgspec.Struct, frozen=True, gc=False):
     """One line of a document. `exact_amount` is unrounded; `amount` is what is printed, at the currency's exponent."""
 
     line_no: int
@@ -155,11 +157,12 @@ class Document:
     def marked(self, **marks: str | datetime | None) -> "Document":
         """Return the document with its digest, or as issued: with marks that none of its sums hangs on."""
         # By hand, since `replace` would add up again what already did.
+        if not marks.keys() <= _FIELDS.keys():
+            raise TypeError(f"a document has no {', '.join(sorted(marks.keys() - _FIELDS.keys()))}")
         found = object.__new__(Document)
-        for each in fields(Document):
-            object.__setattr__(
-                found, each.name, marks.pop(each.name) if each.name in marks else getattr(self, each.name)
-            )
-        if marks:
-            raise TypeError(f"a document has no {', '.join(marks)}")
+        for name in _FIELDS:
+            object.__setattr__(found, name, marks[name] if name in marks else getattr(self, name))
         return found
+
+
+_FIELDS: Final = {each.name: None for each in fields(Document)}

@@ -5,10 +5,11 @@ entries were charged.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal, localcontext
 from typing import Final
+
+import msgspec
 
 from billing.errors import FoldDiffers
 from ledger.meters import COLUMN_METERS
@@ -18,8 +19,7 @@ AMOUNT_STATED: Final = "amount_stated"
 """The meter of a difference in money that a person stated, as in ledger.entry_lines."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True, gc=False):
     """Entries of a tenant that one rate set prices: their counts and what they were charged."""
 
     tenant_id: str
@@ -35,16 +35,14 @@ class Group:
     quantities: Mapping[str, Decimal]
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(msgspec.Struct, frozen=True, gc=False):
     """What a meter costs in a rate set: `price` for `per` units."""
 
     price: Decimal
     per: int
 
 
-@dataclass(frozen=True, slots=True)
-class UsageLine:
+class UsageLine(msgspec.Struct, frozen=True, gc=False):
     """What a tenant used of a meter, in one service month and currency; the amount is exact."""
 
     currency: str
@@ -61,8 +59,7 @@ class UsageLine:
     amount: Decimal
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(msgspec.Struct, gc=False):
     quantity: Decimal
     amount: Decimal
     rate: Rate | None

@@ -269,6 +269,8 @@ def plain(value: Any) -> Any:
     """Return a value as JSON takes it: decimals as text, times in UTC, records as objects."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if names := getattr(value, "__struct_fields__", None):
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Decimal):
         return f"{value:f}"
     if isinstance(value, datetime):

@@ -1,10 +1,11 @@
 """A builder of documents: amounts add up by themselves, and each call says only what its test is about."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final, cast
+
+from msgspec import structs
 
 from billing.documents import CreditApplied, Document, Line, Party, Tax
 from ledger.money import currency_exponent
@@ -43,7 +44,7 @@ def make_document(
     lines: Iterable[Line] = (), *, rate: str | None = "0.19", credits: Sequence[CreditApplied] = (), **overrides: Any
 ) -> Document:
     """Return an issued invoice in EUR over lines, numbered anew, all taxed at one rate."""
-    numbered = [replace(line, line_no=number) for number, line in enumerate(lines or [make_line()], 1)]
+    numbered = [structs.replace(line, line_no=number) for number, line in enumerate(lines or [make_line()], 1)]
     currency = overrides.get("currency", "EUR")
     subtotal = sum((line.amount for line in numbered), Decimal(0))
     cent = Decimal(1).scaleb(-currency_exponent(currency))

@@ -5,15 +5,17 @@ import io
 import json
 import unicodedata
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
 import jsonschema
 import pytest
+from msgspec import structs
 
 from billing.crediting import creditable
-from billing.documents import CreditApplied, Document, Party
+from billing.digests import digest_of
+from billing.documents import CreditApplied, Document, Line, Party
 from billing.drafting import Draft, Month, draft_month
 from billing.exports.csv_text import COLUMNS, safe_text, to_csv
 from billing.exports.json_text import SCHEMA, minor_units, printed_amount, to_json
@@ -277,3 +279,36 @@ def test_days_are_named_with_the_last_one_and_not_the_one_after() -> None:
     assert words.days(date(2026, 1, 31), date(2026, 2, 1)) == "31 January 2026"
     assert words.days(date(2026, 1, 1), date(2026, 2, 1)).replace("\u2009", " ") == "1 – 31 Jan 2026"
     assert words.days(date(2025, 12, 31), date(2026, 1, 2)).replace("\u2009", " ") == "31 Dec 2025 – 1 Jan 2026"
+
+
+# --- Digests --------------------------------------------------------------------------------------------------------------
+
+CONVERTED = make_line(
+    "0.30", exact_amount=Decimal("0.3000000"), quantity=Decimal("1E+6"), charged_amount=Decimal("0.30"), charged_currency="USD",
+    exchange_rate=Decimal("0.9200"), exchange_rate_at=datetime(2026, 1, 31, 22, 59, 59, 999999, tzinfo=UTC),
+)  # fmt: skip
+AGREED = make_line(
+    "5", kind="fee", description='Support "gold"\n\\ 日本', feature=None, provider=None, model=None, meter=None, quantity=None,
+    unit_price=None, per=None, item_id="fee-1", corrects_line_no=2,
+)  # fmt: skip
+
+
+def test_a_digest_that_was_issued_is_what_its_document_has_for_ever() -> None:
+    issued = make_document(
+        [CONVERTED, AGREED], credits=[CreditApplied("g-1", "Prepaid", Decimal("1.00"))], notes=("At 0.92.",)
+    )
+    assert digest_of(issued) == "1feb87ee39883e9949fee95c64f2073570afbefd9db24da064ecfd989739e470"
+
+
+OTHER = {
+    str: "other", int: 7, Decimal: Decimal(7), date: date(2026, 1, 2), datetime: datetime(2026, 1, 2, tzinfo=UTC),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in Line.__struct_fields__ if not name.endswith("amount")])
+def test_whatever_changes_on_a_line_changes_the_digest(name: str) -> None:
+    line = structs.replace(CONVERTED, item_id="fee-1", corrects_line_no=2)
+    other = structs.replace(line, **{name: OTHER[type(getattr(line, name))]})
+    document = make_document()
+    first, second = (document.marked(lines=[each]) for each in (line, other))
+    assert digest_of(first) != digest_of(second)

@@ -1,11 +1,11 @@
 """The fold: every charge has a line, whatever made it, and lines are held against charges, seals and proofs."""
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 
 import pytest
+from msgspec import structs
 
 from billing.errors import FoldDiffers
 from billing.usage_lines import Group, Rate, lines_of
@@ -53,7 +53,9 @@ def test_quantities_times_rates_are_the_charge() -> None:
 
 
 def test_a_line_of_several_prices_has_none() -> None:
-    other = replace(GROUP, rate_set_id=2, charge=Decimal(3), quantities={"uncached_input_tokens": Decimal(1_000_000)})
+    other = structs.replace(
+        GROUP, rate_set_id=2, charge=Decimal(3), quantities={"uncached_input_tokens": Decimal(1_000_000)}
+    )
     lines = lines_of([GROUP, other], {**RATES, 2: {"uncached_input_tokens": Rate(Decimal(3), 1_000_000)}})
     assert (lines[0].quantity, lines[0].unit_price, lines[0].per, lines[0].amount) == (
         Decimal(4_500_000), None, None, Decimal(10),
@@ -69,11 +71,11 @@ def test_what_a_person_stated_is_a_line_without_a_quantity() -> None:
 @pytest.mark.parametrize("charge", ["7.000002", "7", "0"])
 def test_a_charge_that_no_price_explains_is_refused(charge: str) -> None:
     with pytest.raises(FoldDiffers, match="quantities times rates of m-sub differ from its charges"):
-        lines_of([replace(GROUP, charge=Decimal(charge))], RATES)
+        lines_of([structs.replace(GROUP, charge=Decimal(charge))], RATES)
 
 
 def test_what_was_taken_back_wholly_has_no_line() -> None:
-    back = replace(
+    back = structs.replace(
         GROUP, charge=-GROUP.charge, quantities={meter: -quantity for meter, quantity in GROUP.quantities.items()}
     )
     assert lines_of([GROUP, back], RATES) == []

@@ -52,6 +52,7 @@ def test_a_month_from_agreement_to_credit_note(billed: Commands, tmp_path: Path)
     assert (drafted["document"]["total"], drafted["refusals"]) == ("8.40", [])
     stale = billed("invoice", "issue", "t-alpha", "--month", "2026-01", "--digest", "0" * 64)
     assert "is no longer the one with digest 000000000000: look at it again" in stale.line
+    assert drafted["document"]["lines"][0]["meter"] == "uncached_input_tokens"
     digest = drafted["document"]["digest"]
     said = billed.ok("invoice", "issue", "t-alpha", "2026-01", "--digest", digest).out
     assert said == "issued NW-000001: 8.40 USD, due 8.40 USD\n"
