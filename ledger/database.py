@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import psycopg
+from psycopg import waiting
+from psycopg.abc import PQGen
+from psycopg.copy import AsyncLibpqWriter
+from psycopg.generators import fetch_many
+from psycopg.pq import ExecStatus
 from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
 
@@ -37,6 +42,38 @@ async def change(connection: Connection, *what: Versioned) -> AsyncIterator[None
             # The name is one of four literals, never a person's text.
             await connection.execute(f"update ledger.versions set {name} = {name} + 1")
         yield
+
+
+class _Committing(AsyncLibpqWriter):
+    """Ends a COPY whose message says commit after it, and reads what both come to."""
+
+    async def finish(self, exc: BaseException | None = None) -> None:
+        if exc is not None:
+            await super().finish(exc)
+        else:
+            await self.connection.wait(self._ended())
+
+    def _ended(self) -> PQGen[None]:
+        pgconn = self.connection.pgconn
+        while pgconn.put_copy_end() == 0:
+            yield waiting.Wait.W
+        while pgconn.flush() == 1:
+            yield waiting.Wait.W
+        for result in (yield from fetch_many(pgconn)):
+            if result.status == ExecStatus.FATAL_ERROR:
+                raise psycopg.errors.error_from_result(result)
+
+
+@asynccontextmanager
+async def copy_and_commit(connection: Connection, statement: str) -> AsyncIterator[psycopg.AsyncCopy]:
+    """Copy rows, and commit the transaction with the end of them: the server waits for no word of ours in between.
+
+    What triggers lock is so held for no longer than they and the commit take, however busy this process is.
+    Errors: psycopg errors, where the connection is still open with nothing committed; where it broke nobody knows.
+    """
+    cursor = connection.cursor()
+    async with cursor.copy(f"{statement}; commit", writer=_Committing(cursor)) as copy:
+        yield copy
 
 
 async def record_act(

@@ -1,7 +1,8 @@
 """`post`: the only writer of the ledger. One batch, one transaction, one lock order, one COPY of entries at the end.
 
 Lock order: the feed's row, the calendar lock (shared), event keys by key, request keys by key, nodes that report a window by
-id, the batch; then the COPY of entries, whose triggers refuse closed periods and move budget windows by id.
+id, the batch; then the COPY of entries, whose triggers refuse closed periods and move budget windows by id; the commit goes
+with its end.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ import psycopg
 from ledger import chain, failpoints
 from ledger.billing_rules import fee_identity, fee_key, rule_that_frees
 from ledger.books import Books, ensure_ids
-from ledger.database import CALENDAR_LOCK, Connection
+from ledger.database import CALENDAR_LOCK, Connection, copy_and_commit
 from ledger.dead_letters import Release, Released, note_released, readable
 from ledger.differences import Said, fingerprint, is_settled, sides
 from ledger.entries import COLUMNS, NULL, UNPRICED, Entry, Money, Standing, jsonb_text, line, standing, tail
@@ -976,6 +977,7 @@ class _IdsMissing(Exception):
 async def _post_once(
     connection: Connection, held: Claim, batch: Batch, books: Books, missing: Missing, keep: bool
 ) -> Posted:
+    is_ending = False
     await connection.execute("begin")
     try:
         writing, number, previous = await _open(connection, held, batch, books)
@@ -1003,11 +1005,23 @@ async def _post_once(
             await batch.and_then(connection, posted)
         failpoints.hit("post.before_entries")
         if sealed:
-            async with connection.cursor().copy(COPY_ENTRIES) as copy:
+            # Windows are locked by the end of the rows, and the commit goes with it.
+            copying = copy_and_commit(connection, COPY_ENTRIES) if keep else connection.cursor().copy(COPY_ENTRIES)
+            async with copying as copy:
                 for rows in sealed.values():
                     await copy.write(rows.lines)
-        failpoints.hit("post.before_commit")
+                failpoints.hit("post.before_commit")
+                is_ending = keep
+        elif keep:
+            failpoints.hit("post.before_commit")
+            is_ending = True
+            await connection.execute("commit")
+        if not keep:
+            await connection.execute("rollback")
+            return posted
     except BaseException as error:
+        if is_ending and connection.closed and isinstance(error, psycopg.Error):
+            raise CommitUnknown(held.feed_id, number, batch_hash, posted) from error
         # A broken connection has rolled back by itself, and the first error is the one to tell.
         with contextlib.suppress(psycopg.Error):
             if not connection.closed:
@@ -1017,13 +1031,6 @@ async def _post_once(
             found = _MONTH.search(error.diag.message_detail or "")
             raise MonthMissing(found[1] if found else "a month") from error
         raise
-    if not keep:
-        await connection.execute("rollback")
-        return posted
-    try:
-        await connection.execute("commit")
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise CommitUnknown(held.feed_id, number, batch_hash, posted) from error
     failpoints.hit("post.after_commit")
     if batch.next_position is not None:
         held.next_position = batch.next_position

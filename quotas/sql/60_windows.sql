@@ -158,6 +158,26 @@ begin
 end
 $$;
 
+-- Has what the transaction has written so far on the disk before it takes windows: its commit, for which all who ask for them wait, then
+-- has little left to write. Nothing hangs on it; before Postgres 17 there is no call for it, and the commit writes everything.
+do $flush$
+begin
+    execute format(
+        'create or replace function quotas.flush_ahead() returns void'
+        ' language plpgsql set search_path = pg_catalog, pg_temp as $$ begin %s end $$',
+        case
+            when current_setting('server_version_num')::integer >= 170000
+                then
+                    'if pg_current_wal_insert_lsn() - pg_current_wal_flush_lsn() > 65536 then'
+                    ' perform pg_logical_emit_message(false, ''tallystick'', '''', true); end if;'
+            else ''
+        end
+    );
+end
+$flush$;
+
+revoke all on function quotas.flush_ahead from public;
+
 -- Moves the budgets with the rows that are inserted, in the same transaction, whoever inserts, and draws the holds of the
 -- reservations that they name. Reservations are locked by key and then windows by key, each written once, so that two
 -- writers wait for each other and never in a circle.
@@ -210,188 +230,202 @@ begin
                 case when r.is_correction then 'correction' else 'unreserved' end as cause
             from rows as r
             group by r.budget_id, r.group_key, r.window_start, cause
+        )
+
+        select null::text[] as ids, c.*
+        into strict drawn
+        from (
+            select
+                array_agg(k.budget_id) as w_budgets,
+                array_agg(k.group_key) as w_groups,
+                array_agg(k.window_start) as w_starts,
+                array_agg(k.tenant_id) as w_tenants,
+                array_agg(k.currency::text) as w_currencies,
+                array_agg(k.posted) as w_posted,
+                array_agg(k.held) as w_held,
+                array_agg(k.unpriced_count) as w_unpriced_counts,
+                array_agg(k.unpriced_tokens) as w_unpriced_tokens,
+                array_agg(k.batch_id) as w_batches,
+                array_agg(k.cause) as w_causes
+            from caused as k
+        ) as c;
+    else
+        -- A statement closes the reservation that it names unless it is interim or more attempts follow. A row that takes back
+        -- what an earlier statement said names what that one named, and says nothing for itself; neither do fees and corrections.
+        with named as materialized (
+            select
+                e.sent_tenant_id as tenant_id,
+                e.reservation_id,
+                max(e.batch_id) as batch_id,
+                bool_or(
+                    e.is_final
+                    and not e.reservation_open
+                    and e.kind in ('usage', 'true_up', 'evidence')
+                    and e.request_count >= 0
+                ) as closes
+            from new_rows as e
+            where e.reservation_id is not null
+            group by 1, 2
         ),
 
-        {written from caused}
-
-        select count(*) into strict written_count from moved;
-        perform quotas.withhold(given_back_to, given_back);
-        return null;
-    end if;
-
-    -- A statement closes the reservation that it names unless it is interim or more attempts follow. A row that takes back
-    -- what an earlier statement said names what that one named, and says nothing for itself; neither do fees and corrections.
-    with named as materialized (
-        select
-            e.sent_tenant_id as tenant_id,
-            e.reservation_id,
-            max(e.batch_id) as batch_id,
-            bool_or(
-                e.is_final
-                and not e.reservation_open
-                and e.kind in ('usage', 'true_up', 'evidence')
-                and e.request_count >= 0
-            ) as closes
-        from new_rows as e
-        where e.reservation_id is not null
-        group by 1, 2
-    ),
-
-    locked as materialized (
-        select
-            r.tenant_id,
-            r.reservation_id,
-            r.state,
-            case when n.closes and r.state in ('held', 'awaiting_entry') then 'settled' else r.state end as state_after,
-            n.batch_id,
-            r.budget_ids,
-            r.group_keys,
-            r.window_starts,
-            r.reserved,
-            r.stated,
-            r.posted_under
-        from (select * from named order by tenant_id, reservation_id) as n
-        -- `offset 0` makes it a look-up by key for each, in their order, whatever the planner believes.
-        cross join lateral (
-            select *
-            from quotas.reservations as q
-            where q.tenant_id = n.tenant_id and q.reservation_id = n.reservation_id
-            offset 0
-            for no key update
-        ) as r
-    ),
-
-    rows as materialized (
-        {movements of new rows by reservation}
-    ),
-
-    under as materialized (
-        select r.reservation_tenant, r.reservation_id, r.budget_id, sum(r.posted) as posted
-        from rows as r
-        where r.reservation_id is not null
-        group by r.reservation_tenant, r.reservation_id, r.budget_id
-    ),
-
-    holds as materialized (
-        select
-            l.tenant_id,
-            l.reservation_id,
-            l.state,
-            l.place,
-            l.budget_id,
-            l.group_key,
-            l.window_start,
-            l.batch_id,
-            l.under_before + coalesce(u.posted, 0) as posted_under,
-            quotas.hold_of(l.state_after, l.reserved_of_it, l.stated_of_it, l.under_before + coalesce(u.posted, 0))
-            - quotas.hold_of(l.state, l.reserved_of_it, l.stated_of_it, l.under_before) as held
-        from (
-            -- Lists side by side: as a function in `from` each reservation would fill a table of its own.
+        locked as materialized (
             select
-                r.*,
-                generate_subscripts(r.budget_ids, 1) as place,
-                unnest(r.budget_ids) as budget_id,
-                unnest(r.group_keys) as group_key,
-                unnest(r.window_starts) as window_start,
-                unnest(r.reserved) as reserved_of_it,
-                unnest(r.stated) as stated_of_it,
-                unnest(r.posted_under) as under_before
-            from locked as r
-        ) as l
-        left join under as u
-            on u.reservation_tenant = l.tenant_id and u.reservation_id = l.reservation_id and u.budget_id = l.budget_id
-    ),
+                r.tenant_id,
+                r.reservation_id,
+                r.state,
+                case when n.closes and r.state in ('held', 'awaiting_entry') then 'settled' else r.state end as state_after,
+                n.batch_id,
+                r.budget_ids,
+                r.group_keys,
+                r.window_starts,
+                r.reserved,
+                r.stated,
+                r.posted_under
+            from (select * from named order by tenant_id, reservation_id) as n
+            -- `offset 0` makes it a look-up by key for each, in their order, whatever the planner believes.
+            cross join lateral (
+                select *
+                from quotas.reservations as q
+                where q.tenant_id = n.tenant_id and q.reservation_id = n.reservation_id
+                offset 0
+                for no key update
+            ) as r
+        ),
 
-    moves as (
-        select
-            r.budget_id,
-            r.group_key,
-            r.window_start,
-            r.tenant_id,
-            r.currency,
-            r.posted,
-            0::numeric as held,
-            r.unpriced_count,
-            r.unpriced_tokens,
-            r.batch_id,
-            case
-                when r.is_correction then 'correction'
-                when h.state is null then 'unreserved'
-                when h.state in ('held', 'awaiting_entry') then 'overrun'
-                else 'late_settle'
-            end as cause
-        from rows as r
-        left join holds as h
-            on h.tenant_id = r.reservation_tenant and h.reservation_id = r.reservation_id and h.budget_id = r.budget_id
-        union all
-        select
-            h.budget_id,
-            h.group_key,
-            h.window_start,
-            null,
-            null,
-            0,
-            h.held,
-            0,
-            0,
-            h.batch_id,
-            'release'
-        from holds as h
-        where h.held <> 0
-    ),
+        rows as materialized (
+            {movements of new rows by reservation}
+        ),
 
-    caused as materialized (
-        select
-            m.budget_id,
-            m.group_key,
-            m.window_start,
-            max(m.tenant_id) as tenant_id,
-            max(m.currency) as currency,
-            sum(m.posted) as posted,
-            sum(m.held) as held,
-            sum(m.unpriced_count)::bigint as unpriced_count,
-            sum(m.unpriced_tokens)::bigint as unpriced_tokens,
-            max(m.batch_id) as batch_id,
-            m.cause
-        from moves as m
-        group by m.budget_id, m.group_key, m.window_start, m.cause
-    )
+        under as materialized (
+            select r.reservation_tenant, r.reservation_id, r.budget_id, sum(r.posted) as posted
+            from rows as r
+            where r.reservation_id is not null
+            group by r.reservation_tenant, r.reservation_id, r.budget_id
+        ),
 
-    select d.*, c.*
-    into strict drawn
-    from (
-        select
-            array_agg(l.tenant_id) as tenants,
-            array_agg(l.reservation_id) as ids,
-            array_agg(l.state_after) as states,
-            array_agg(coalesce(h.posted_under, '{}')::text) as posted_under,
-            array_agg(l.batch_id) as batch_ids
-        from locked as l
-        left join (
-            select d.tenant_id, d.reservation_id, array_agg(d.posted_under order by d.place) as posted_under
-            from holds as d
-            group by d.tenant_id, d.reservation_id
-        ) as h using (tenant_id, reservation_id)
-    ) as d
-    cross join (
-        select
-            array_agg(k.budget_id) as w_budgets,
-            array_agg(k.group_key) as w_groups,
-            array_agg(k.window_start) as w_starts,
-            array_agg(k.tenant_id) as w_tenants,
-            array_agg(k.currency::text) as w_currencies,
-            array_agg(k.posted) as w_posted,
-            array_agg(k.held) as w_held,
-            array_agg(k.unpriced_count) as w_unpriced_counts,
-            array_agg(k.unpriced_tokens) as w_unpriced_tokens,
-            array_agg(k.batch_id) as w_batches,
-            array_agg(k.cause) as w_causes
-        from caused as k
-    ) as c;
-    -- Windows come last: from here to the commit whoever asks for their tenants waits, and the reservations were locked before.
-    if drawn.ids is not null then
-        perform quotas.draw_holds(drawn.tenants, drawn.ids, drawn.states, drawn.posted_under, drawn.batch_ids);
+        holds as materialized (
+            select
+                l.tenant_id,
+                l.reservation_id,
+                l.state,
+                l.place,
+                l.budget_id,
+                l.group_key,
+                l.window_start,
+                l.batch_id,
+                l.under_before + coalesce(u.posted, 0) as posted_under,
+                quotas.hold_of(l.state_after, l.reserved_of_it, l.stated_of_it, l.under_before + coalesce(u.posted, 0))
+                - quotas.hold_of(l.state, l.reserved_of_it, l.stated_of_it, l.under_before) as held
+            from (
+                -- Lists side by side: as a function in `from` each reservation would fill a table of its own.
+                select
+                    r.*,
+                    generate_subscripts(r.budget_ids, 1) as place,
+                    unnest(r.budget_ids) as budget_id,
+                    unnest(r.group_keys) as group_key,
+                    unnest(r.window_starts) as window_start,
+                    unnest(r.reserved) as reserved_of_it,
+                    unnest(r.stated) as stated_of_it,
+                    unnest(r.posted_under) as under_before
+                from locked as r
+            ) as l
+            left join under as u
+                on u.reservation_tenant = l.tenant_id and u.reservation_id = l.reservation_id and u.budget_id = l.budget_id
+        ),
+
+        moves as (
+            select
+                r.budget_id,
+                r.group_key,
+                r.window_start,
+                r.tenant_id,
+                r.currency,
+                r.posted,
+                0::numeric as held,
+                r.unpriced_count,
+                r.unpriced_tokens,
+                r.batch_id,
+                case
+                    when r.is_correction then 'correction'
+                    when h.state is null then 'unreserved'
+                    when h.state in ('held', 'awaiting_entry') then 'overrun'
+                    else 'late_settle'
+                end as cause
+            from rows as r
+            left join holds as h
+                on h.tenant_id = r.reservation_tenant and h.reservation_id = r.reservation_id and h.budget_id = r.budget_id
+            union all
+            select
+                h.budget_id,
+                h.group_key,
+                h.window_start,
+                null,
+                null,
+                0,
+                h.held,
+                0,
+                0,
+                h.batch_id,
+                'release'
+            from holds as h
+            where h.held <> 0
+        ),
+
+        caused as materialized (
+            select
+                m.budget_id,
+                m.group_key,
+                m.window_start,
+                max(m.tenant_id) as tenant_id,
+                max(m.currency) as currency,
+                sum(m.posted) as posted,
+                sum(m.held) as held,
+                sum(m.unpriced_count)::bigint as unpriced_count,
+                sum(m.unpriced_tokens)::bigint as unpriced_tokens,
+                max(m.batch_id) as batch_id,
+                m.cause
+            from moves as m
+            group by m.budget_id, m.group_key, m.window_start, m.cause
+        )
+
+        select d.*, c.*
+        into strict drawn
+        from (
+            select
+                array_agg(l.tenant_id) as tenants,
+                array_agg(l.reservation_id) as ids,
+                array_agg(l.state_after) as states,
+                array_agg(coalesce(h.posted_under, '{}')::text) as posted_under,
+                array_agg(l.batch_id) as batch_ids
+            from locked as l
+            left join (
+                select d.tenant_id, d.reservation_id, array_agg(d.posted_under order by d.place) as posted_under
+                from holds as d
+                group by d.tenant_id, d.reservation_id
+            ) as h using (tenant_id, reservation_id)
+        ) as d
+        cross join (
+            select
+                array_agg(k.budget_id) as w_budgets,
+                array_agg(k.group_key) as w_groups,
+                array_agg(k.window_start) as w_starts,
+                array_agg(k.tenant_id) as w_tenants,
+                array_agg(k.currency::text) as w_currencies,
+                array_agg(k.posted) as w_posted,
+                array_agg(k.held) as w_held,
+                array_agg(k.unpriced_count) as w_unpriced_counts,
+                array_agg(k.unpriced_tokens) as w_unpriced_tokens,
+                array_agg(k.batch_id) as w_batches,
+                array_agg(k.cause) as w_causes
+            from caused as k
+        ) as c;
+        if drawn.ids is not null then
+            perform quotas.draw_holds(drawn.tenants, drawn.ids, drawn.states, drawn.posted_under, drawn.batch_ids);
+        end if;
     end if;
+
+    -- Windows come last: from here to the commit whoever asks for their tenants waits, and the reservations were locked before.
+    perform quotas.flush_ahead();
 
     with caused as materialized (
         select k.*

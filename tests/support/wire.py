@@ -9,11 +9,13 @@ from typing import Literal
 from tallystick.embedded import PostgresAddress
 
 Cut = Literal["before", "after", "delayed"]
+_END_OF_ROWS = b"c\x00\x00\x00\x04"
+"""The protocol's word for the end of a COPY."""
 
 
 class Wire:
     """Passes bytes on both ways. Once armed, it cuts one session at its next commit, or at another word that ends a
-    transaction: a statement that stands alone commits by itself.
+    transaction: a statement that stands alone commits by itself. Where the commit goes with rows, it is their end.
 
     before: the server never hears the word. after: it does, and its answer is lost. delayed: the client is cut off at
     once, and the server hears the word only `seconds` later.
@@ -58,8 +60,10 @@ class Wire:
         try:
             while data := await client.read(65_536):
                 if self._cut is not None and self._word in data:
-                    await self._cut_at(data, back, to_client, to_server)
-                    return
+                    if not self._word.startswith(b"commit") or b"copy " not in data or data.endswith(_END_OF_ROWS):
+                        await self._cut_at(data, back, to_client, to_server)
+                        return
+                    self._word = _END_OF_ROWS
                 to_server.write(data)
                 await to_server.drain()
         except (ConnectionError, asyncio.CancelledError):
