@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from api.errors import BodyTooLarge, EmptyBody, InvalidRequest, MalformedBody, UnsupportedMediaType
+from quotas.errors import AskRefused
 
 Decoded = TypeVar("Decoded")
 
@@ -68,6 +69,12 @@ def decode(decoder: "msgspec.json.Decoder[Decoded]", body: bytes) -> Decoded:
     except msgspec.ValidationError as error:
         found = _PLACE.match(str(error))
         assert found is not None, "the pattern takes every text"
+        if isinstance(error.__cause__, AskRefused):
+            # A rule of the type's own: it names the field, and the place is the object's.
+            fault = error.__cause__
+            raise InvalidRequest(
+                f"{found['name']}.{fault.field}" if found["name"] else fault.field, fault.rule
+            ) from None
         raise InvalidRequest(found["name"] or "body", _said(found["rule"])) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"{str(error)[:200]}") from None

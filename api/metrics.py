@@ -102,7 +102,7 @@ class Metrics:
         self.queue_asks = Gauge(
             "tallystick_queue_asks", "Reservations that wait for a decision or are in one.", registry=self.registry
         )
-        self.decisions = Counter(
+        self._decisions = Counter(
             "tallystick_decisions",
             "Reservations answered, by what became of them.",
             ["outcome"],
@@ -136,6 +136,7 @@ class Metrics:
         self.registry.register(Watched(lambda: self._found))
         # Looking a label up costs more than counting.
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._outcomes: dict[str, Counter] = {}
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         known = self._known.get((method, route, status))
@@ -144,6 +145,13 @@ class Metrics:
             self._known[method, route, status] = known
         known[0].inc()
         known[1].observe(seconds)
+
+    def decided(self, outcomes: Sequence[str]) -> None:
+        for outcome in set(outcomes):
+            counter = self._outcomes.get(outcome)
+            if counter is None:
+                counter = self._outcomes[outcome] = self._decisions.labels(outcome)
+            counter.inc(outcomes.count(outcome))
 
     def watch(self, found: Sequence[Found]) -> None:
         """Take what the database says in the place of what it said before; nothing: it says nothing."""

@@ -1,7 +1,7 @@
 """Reservations over HTTP: may a call go ahead, and how it ended. Bytes to asks, decisions to answers."""
 
+import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_FLOOR, Decimal
@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import force_setattr
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
@@ -40,7 +41,18 @@ from ledger.api_keys import ApiKey
 from ledger.statements import Outcome as EventOutcome
 from quotas.estimates import Basis
 from quotas.remaining import Span
-from quotas.reservations import Ask, Change, Decision, Hold, Key, Reservation, Settlement, State, Tightest
+from quotas.reservations import (
+    Ask,
+    Change,
+    Decision,
+    Hold,
+    Key,
+    Reservation,
+    Settlement,
+    State,
+    Tightest,
+    check_amounts,
+)
 
 router = APIRouter()
 
@@ -51,10 +63,11 @@ _EXAMPLE_ID: Final = "0199c2d4-7b1e-7c3a-9f54-2a6d1c0be911"
 
 
 _Count = Annotated[int, Meta(ge=0, lt=2**53)]
+_Payer = Annotated[str | None, Meta(description="As the usage event will name it. A tenant's key may leave it out.")]
 _Currency = Annotated[str, Meta(min_length=3, max_length=3)]
 
 
-class AskBody(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class AskBody(Ask, kw_only=True, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """May this call go ahead? Of input, output, quantities and amounts give what you know."""
 
     reservation_id: Annotated[
@@ -66,9 +79,7 @@ class AskBody(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
             description="Your own, one for each call, made before the first try: asked again, it is answered with where it stands.",
         ),
     ]
-    tenant_id: Annotated[
-        str | None, Meta(description="As the usage event will name it. A tenant's key may leave it out.")
-    ] = None
+    tenant_id: _Payer = None  # type: ignore[assignment]  # until `_for` has put the key's own here
     operation_id: Annotated[str | None, Meta(description="The logical request.")] = None
     basis: Annotated[
         Basis,
@@ -82,24 +93,20 @@ class AskBody(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
     charge: Annotated[Decimal | None, Meta(description="Decimal text, in the tenant's currency.")] = None
     cost: Annotated[Decimal | None, Meta(description="Decimal text, in cost_currency.")] = None
     cost_currency: _Currency | None = None
-    provider: str | None = None
-    provider_account: str | None = None
-    deployment: str | None = None
     model: Annotated[str | None, Meta(description="As it will be requested: an exact id or alias.")] = None
-    service_tier: str | None = None
-    region: str | None = None
-    feature: str | None = None
-    route: str | None = None
     lane: Annotated[str | None, Meta(description="`batch` leaves the interactive reserve alone.")] = None
     api_key_id: Annotated[str | None, Meta(description="Of your own caller, where budgets look at it.")] = None
-    user_hash: str | None = None
-    tags: dict[str, str] = {}
     ttl_seconds: Annotated[
         int,
         Meta(
             ge=1, le=86_400, description="Without a word for so long the hold may expire: longer than the call takes."
         ),
     ] = 600
+
+    def __post_init__(self) -> None:
+        # Ids, counts and times are held to their rules by their types.
+        if (self.quantities, self.charge, self.cost, self.cost_currency) != (None,) * 4:
+            check_amounts(self)
 
 
 class BatchBody(Struct, forbid_unknown_fields=True):
@@ -213,6 +220,8 @@ _settle_decoder: Final = msgspec.json.Decoder(SettleBody)
 _void_decoder: Final = msgspec.json.Decoder(VoidBody)
 _extend_decoder: Final = msgspec.json.Decoder(ExtendBody)
 _encode: Final = msgspec.json.Encoder().encode
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]+")
+"""What stands in an address as it is."""
 
 Wire = tuple[int, dict[str, str], bytes]
 """Status, headers and body of an answer."""
@@ -230,9 +239,10 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
     Errors: a `Refusal` for whatever must not go ahead, so that no client takes a refusal for an admission by its status.
     """
     key = await _asking(services, authorization)
-    ask = _ask_of(key, decode(_ask_decoder, body), "")
-    _check_zero_bytes(body, (ask,))
-    (decision,) = await _decided(services, (ask,))
+    asks = (decode(_ask_decoder, body),)
+    _for(key, asks, "tenant_id")
+    _check_zero_bytes(body, asks)
+    (decision,) = await _decided(services, asks)
     if not decision.is_admitted:
         raise _refusal(decision)
     if decision.state != "held":
@@ -241,7 +251,8 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
             reservation_id=decision.reservation_id,
             state=decision.state,
         )
-    headers = {"location": f"{PATH}/{quote(decision.reservation_id, safe='')}"}
+    name = decision.reservation_id
+    headers = {"location": f"{PATH}/{name if _PLAIN.fullmatch(name) else quote(name, safe='')}"}
     if isinstance(decision, AwayDecision):
         headers["tallystick-away"] = "true"
     return 200 if decision.is_replay else 201, headers, _encode(_reply(decision))
@@ -250,11 +261,11 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
 async def create_many(services: Services, authorization: str | None, body: bytes) -> Wire:
     """Decide the asks of a gateway that gathers; what is refused is told by its place."""
     key = await _asking(services, authorization)
-    bodies = decode(_batch_decoder, body).reservations
+    asks = decode(_batch_decoder, body).reservations
     most = services.config.reservation_batch_max
-    if len(bodies) > most:
-        raise InvalidRequest("reservations", f"are {len(bodies)}; at most {most} go in one request")
-    asks = [_ask_of(key, one, f"reservations[{place}].") for place, one in enumerate(bodies)]
+    if len(asks) > most:
+        raise InvalidRequest("reservations", f"are {len(asks)}; at most {most} go in one request")
+    _for(key, asks, "reservations[{}].tenant_id")
     _check_zero_bytes(body, asks)
     decisions = await _decided(services, asks)
     return 200, {}, _encode(BatchReply([_reply(decision) for decision in decisions]))
@@ -270,19 +281,19 @@ async def _decided(services: Services, asks: Sequence[Ask]) -> list[Decision]:
     except Unavailable as refusal:
         services.metrics.pushed_back.labels(refusal.code).inc()
         raise
-    # Looking a label up costs more than counting.
-    for outcome, count in Counter([decision.outcome for decision in decisions]).items():
-        services.metrics.decisions.labels(outcome).inc(count)
+    services.metrics.decided([decision.outcome for decision in decisions])
     return decisions
 
 
-def _ask_of(key: ApiKey, body: AskBody, place: str) -> Ask:
-    tenant_id = tenant_of(key, body.tenant_id, f"{place}tenant_id")
-    try:
-        return Ask(**{**msgspec.structs.asdict(body), "tenant_id": tenant_id})
-    except ValueError as error:
-        field, _, rule = str(error).partition(": ")
-        raise InvalidRequest(place + field, rule) from None
+def _for(key: ApiKey, asks: Sequence[AskBody], field: str) -> None:
+    """Hold asks to the tenants that the key speaks for, and put the key's own where none is named. Errors: as `tenant_of`."""
+    for named in {ask.tenant_id: None for ask in asks}:
+        if named is not None and key.may_read(named):
+            continue
+        for place, ask in enumerate(asks):
+            if ask.tenant_id == named:
+                # Nobody else has seen it yet.
+                force_setattr(ask, "tenant_id", tenant_of(key, named, field.format(place)))
 
 
 def tenant_of(key: ApiKey, named: str | None, field: str) -> str:

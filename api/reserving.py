@@ -506,17 +506,18 @@ class Reserving:
     def _parts(self, kind: Kind, items: Sequence[Any], until: float) -> list[tuple[_Waiting, Sequence[int]]]:
         """Queue items with the flushers of their tenants."""
         loop = asyncio.get_running_loop()
-        flushers = self._flushers
-        if len(items) == 1:
+        tenants = [_tenant_of(item) for item in items]
+        of = {tenant_id: crc32(tenant_id.encode()) % len(self._flushers) for tenant_id in set(tenants)}
+        if len(set(of.values())) == 1:
             waiting = _Waiting(kind, items, loop.create_future(), until)
-            flushers[crc32(_tenant_of(items[0]).encode()) % len(flushers)].put(waiting)
-            return [(waiting, (0,))]
+            self._flushers[of[tenants[0]]].put(waiting)
+            return [(waiting, range(len(items)))]
         places: dict[int, list[int]] = {}
-        for place, item in enumerate(items):
-            places.setdefault(crc32(_tenant_of(item).encode()) % len(flushers), []).append(place)
+        for place, tenant_id in enumerate(tenants):
+            places.setdefault(of[tenant_id], []).append(place)
         parts: list[tuple[_Waiting, Sequence[int]]] = []
         for number, at in places.items():
             waiting = _Waiting(kind, [items[place] for place in at], loop.create_future(), until)
-            flushers[number].put(waiting)
+            self._flushers[number].put(waiting)
             parts.append((waiting, at))
         return parts

@@ -94,6 +94,11 @@ class Reach(msgspec.Struct, frozen=True, gc=False):
     rates: tuple[Rates | None, Rates | None] = (None, None)
     """What those come to for counts of input and output; None where more has to be looked at than the counts."""
 
+    @property
+    def cost_currency(self) -> str | None:
+        """What the cost of counts is in, where there are rates for it."""
+        return None if self.sets is None or isinstance(self.sets[0][0], Unpriced) else self.sets[0][0].currency
+
 
 def reach(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> Reach:
     """Find what could price calls like this one, so that many of them need not be looked up one by one."""
@@ -150,14 +155,14 @@ def estimate(books: Books, tenant: Tenant, call: Call, now: int, until: int, rea
         cost_rates, charge_rates = reached.rates if call.quantities is None else (None, None)
         if charge is None:
             if charge_rates is not None:
-                charge = _largest_amount(charge_rates, into, out)
+                charge = largest_amount(charge_rates, into, out)
             else:
                 charge, _ = _amount(books, charge_sets, tenant, call, into, out)
         if cost is None:
             if cost_rates is not None:
                 first = cost_sets[0]
                 assert isinstance(first, RateSet), "what has rates has a price"
-                cost, cost_currency = _largest_amount(cost_rates, into, out), first.currency
+                cost, cost_currency = largest_amount(cost_rates, into, out), first.currency
             else:
                 cost, cost_currency = _amount(books, cost_sets, tenant, call, into, out)
     return Estimate(
@@ -203,16 +208,14 @@ def _amount(
     return found, currency
 
 
-def _largest_amount(rates: Rates, into: int, out: int) -> Decimal:
+def largest_amount(rates: Rates, into: int, out: int) -> Decimal:
     """Return the largest amount that counts come to."""
-    found: Decimal | None = None
-    for price_in, price_out, unit, fee in rates:
-        amount = EXACT.multiply(Decimal(into * price_in + out * price_out), unit)
-        if fee:
-            amount = EXACT.add(amount, fee)
-        if found is None or amount > found:
-            found = amount
-    assert found is not None, "a call is priced by one set at least"
+    price_in, price_out, unit, fee = rates[0]
+    found = EXACT.multiply(Decimal(into * price_in + out * price_out), unit)
+    if fee:
+        found = EXACT.add(found, fee)
+    if len(rates) > 1:
+        found = max(found, largest_amount(rates[1:], into, out))
     return found
 
 

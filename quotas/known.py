@@ -4,7 +4,7 @@ Matching is most of what a decision costs, and says the same again until a versi
 asks that all fit are decided by `quotas.reserve_known`, which looks at their windows alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal, localcontext
 from operator import add, sub
@@ -125,35 +125,35 @@ class Known:
 Amount = int | Decimal
 
 
-def column_of(unit: int, rows: Sequence[Sequence[Any]]) -> list[Amount] | None:
+def column_of(unit: int, columns: Sequence[Sequence[Any]]) -> Sequence[Amount] | None:
     """Return what calls would take of a unit, by its place in `UNITS`, or None where one of them is unknown.
 
-    Shape: rows hold charge, cost, input, output and cache reads from their eighth place on.
+    Shape: columns hold charge, cost, input, output and cache reads from their eighth on, a place for each call.
     """
     match unit:
         case 0:
-            columns = [[row[7] for row in rows]]
+            taken = [columns[7]]
         case 1:
-            columns = [[row[8] for row in rows]]
+            taken = [columns[8]]
         case 2:
-            columns = [[row[9] for row in rows], [row[10] for row in rows]]
+            taken = [columns[9], columns[10]]
         case 3:
-            columns = [[row[9] for row in rows]]
+            taken = [columns[9]]
         case 4:
-            columns = [[row[10] for row in rows]]
+            taken = [columns[10]]
         case 5:
-            columns = [[row[9] for row in rows], [row[11] for row in rows]]
+            taken = [columns[9], columns[11]]
         case _:
-            return [1] * len(rows)
+            return [1] * len(columns[0])
     # By type: to compare a decimal with None takes longer than all the rest.
-    if any(NoneType in map(type, column) for column in columns):
+    if any(NoneType in map(type, column) for column in taken):
         return None
-    if len(columns) == 1:
-        return columns[0]
-    return list(map(sub if unit == 5 else add, *columns))
+    if len(taken) == 1:
+        return taken[0]
+    return list(map(sub if unit == 5 else add, *taken))
 
 
-def total(amounts: Sequence[Amount]) -> Amount:
+def total(amounts: Iterable[Amount]) -> Amount:
     """Return an exact sum."""
     with localcontext(EXACT):
         return sum(amounts)
@@ -168,9 +168,11 @@ def added(left: Amount, right: Amount) -> Amount:
 
 def shortest(amount: Amount) -> str:
     """Return an amount in the shortest digits that say it exactly, as `trim_scale` has it."""
+    text = str(amount)
     if type(amount) is int:
-        return str(amount)
-    text = f"{amount:f}"
+        return text
+    if "E" in text:
+        text = f"{amount:f}"
     if "." in text:
         text = text.rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from hashlib import sha256
+from operator import attrgetter
 from types import NoneType
 from typing import Any, Final, Literal
 
@@ -25,7 +26,7 @@ from ledger.money import EXACT
 from ledger.parties import Tenant
 from ledger.times import from_micros, micros
 from quotas.errors import AskRefused
-from quotas.estimates import Basis, Reach, estimate, reach
+from quotas.estimates import Basis, Reach, estimate, largest_amount, reach
 from quotas.known import Amount, Fit, Known, Match, Scope, WindowKey, added, column_of, shortest, total
 from quotas.remaining import Span, span
 
@@ -39,6 +40,9 @@ SWEEP_ROWS_MAX: Final = 1_000
 HOLD_SECONDS: Final = 5
 """When to ask again where nothing but holds is in the way: they go with the calls that they are for, in seconds."""
 _ATTEMPTS: Final = 5
+
+
+_encode_sorted: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -86,7 +90,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     def content_hash(self) -> str:
         """What tells a repeated ask from another one under the same id."""
         # Without the dashes, which Postgres puts in where it prints it.
-        return sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:32]
+        return sha256(_encode_sorted(self)).hexdigest()[:32]
 
 
 def _check(ask: Ask) -> None:
@@ -97,6 +101,13 @@ def _check(ask: Ask) -> None:
     for name, count in (("input_tokens", ask.input_tokens), ("output_tokens", ask.output_tokens)):
         if count is not None and not 0 <= count < 2**53:
             raise AskRefused(name, f"is {count}; it takes a count that is not negative")
+    check_amounts(ask)
+    if not 1 <= ask.ttl_seconds <= TTL_SECONDS_MAX:
+        raise AskRefused("ttl_seconds", f"is {ask.ttl_seconds}; it takes 1 to {TTL_SECONDS_MAX}")
+
+
+def check_amounts(ask: Ask) -> None:
+    """Raise AskRefused where quantities and amounts that are stated break a rule, or do not go together."""
     if ask.quantities is not None:
         if ask.input_tokens is not None or ask.output_tokens is not None:
             raise AskRefused("quantities", "stand beside input_tokens or output_tokens; give one or the other")
@@ -106,8 +117,6 @@ def _check(ask: Ask) -> None:
             raise AskRefused(name, f"is {amount}; it takes an amount that is finite and not negative")
     if (ask.cost is None) != (ask.cost_currency is None):
         raise AskRefused("cost_currency", "goes with cost, and cost with it")
-    if not 1 <= ask.ttl_seconds <= TTL_SECONDS_MAX:
-        raise AskRefused("ttl_seconds", f"is {ask.ttl_seconds}; it takes 1 to {TTL_SECONDS_MAX}")
 
 
 def _check_id(reservation_id: str) -> None:
@@ -396,6 +405,12 @@ async def _know_users(
         await ensure_ids(connection, books, {}, users)
 
 
+_shape_of: Final = attrgetter(
+    "tenant_id", "provider", "provider_account", "deployment", "model", "service_tier", "region", "basis", "ttl_seconds",
+    "feature", "route", "lane", "api_key_id", "user_hash",
+)  # fmt: skip
+
+
 class _Table:
     """Asks as columns, and the few scopes that they are in."""
 
@@ -408,38 +423,46 @@ class _Table:
 
     def add(self, ask: Ask, payer: Tenant) -> int:
         """Price an ask and take it in; return its place."""
-        shape = (
-            payer.tenant_id, ask.provider, ask.provider_account, ask.deployment, ask.model, ask.service_tier, ask.region,
-            ask.basis, ask.ttl_seconds, ask.feature, ask.route, ask.lane, ask.api_key_id, ask.user_hash,
-            tuple(ask.tags.items()) if ask.tags else None,
-        )  # fmt: skip
+        shape = _shape_of(ask)
+        if ask.tags:
+            shape = (*shape, *ask.tags.items())
         until = self._now + ask.ttl_seconds * 1_000_000
         known = self._shapes.get(shape)
         if known is None:
             known = self._shapes[shape] = (*self._shape(ask, payer, until), {})
         reached, scope, numbers = known
-        estimated = estimate(self._books, payer, ask, self._now, until, reached)
-        currencies = estimated.charge_currency, estimated.cost_currency
+        rates = reached.rates
+        into, out = ask.input_tokens, ask.output_tokens
+        charge, cost = ask.charge, ask.cost
+        reads: int | None = 0
+        is_given = True
+        if (
+            rates[0] is not None
+            and rates[1] is not None
+            and into is not None
+            and out is not None
+            and charge is None
+            and cost is None
+            and ask.quantities is None
+        ):
+            # What nearly every ask says, and nothing of it has to be looked up.
+            cost, charge = largest_amount(rates[0], into, out), largest_amount(rates[1], into, out)
+            currencies: tuple[str | None, str | None] = reached.currency, reached.cost_currency
+        else:
+            estimated = estimate(self._books, payer, ask, self._now, until, reached)
+            currencies = estimated.charge_currency, estimated.cost_currency
+            charge, cost = estimated.charge, estimated.cost
+            into, out, reads = estimated.input_tokens, estimated.output_tokens, estimated.cache_read_tokens
+            is_given = estimated.is_given
         number = numbers.get(currencies)
         if number is None:
             number = numbers[currencies] = self._scopes.setdefault((*scope, *currencies), len(self._scopes) + 1)
         self.rows.append(
             (
-                number,
-                ask.tenant_id,
-                ask.reservation_id,
-                ask.content_hash,
-                ask.operation_id,
-                ask.basis,
-                estimated.is_given,
-                estimated.charge,
-                estimated.cost,
-                estimated.input_tokens,
-                estimated.output_tokens,
-                estimated.cache_read_tokens,
-                ask.ttl_seconds,
+                number, ask.tenant_id, ask.reservation_id, ask.content_hash, ask.operation_id, ask.basis, is_given, charge,
+                cost, into, out, reads, ask.ttl_seconds,
             )
-        )
+        )  # fmt: skip
         return len(self.rows) - 1
 
     def _shape(self, ask: Ask, payer: Tenant, until: int) -> tuple[Reach, Scope]:
@@ -466,10 +489,14 @@ class _Table:
     def scopes(self) -> list[Scope]:
         return list(self._scopes)
 
+    @property
+    def columns(self) -> list[tuple[Any, ...]]:
+        return list(zip(*self.rows, strict=True))
+
     def parameters(self, at: int | None) -> list[Any]:
         """Return what the statement takes, in order: arrays as text, which costs a tenth of what the driver takes to write them."""
         scopes = [_array(column) for column in zip(*self._scopes, strict=True)] or ["{}"] * _SCOPE_COLUMNS
-        rows = [_array(column) for column in zip(*self.rows, strict=True)] or ["{}"] * _ROW_COLUMNS
+        rows = [_array(column) for column in self.columns] or ["{}"] * _ROW_COLUMNS
         versions = [self._books.parties.version, self._books.prices.version]
         return [None if at is None else from_micros(at), *versions, *scopes, *rows]
 
@@ -644,28 +671,30 @@ class _AllFit:
 
     def __init__(self, table: _Table, fits: Sequence[Fit]) -> None:
         self._fits = fits
-        self._scope_of = [row[0] - 1 for row in table.rows]
-        self.outcomes: Sequence[str] = ["admitted"] * len(table.rows)
+        self._columns = table.columns
+        self._scope_of = [number - 1 for number in self._columns[0]]
+        self.outcomes: Sequence[str] = ["admitted"] * len(self._scope_of)
         self.decided_at = _EPOCH
         self._until: dict[int, datetime] = {}
         self._tightest: list[tuple[int, str, Span] | None] = []
-        self._texts: list[tuple[str, ...]] = [()] * len(table.rows)
+        self._texts: list[tuple[str, ...]] = [()] * len(self._scope_of)
         self._sums: list[list[Amount]] = []
         self.is_known = True
         for scope, fit in enumerate(fits):
-            rows = table.rows if len(fits) == 1 else [row for row in table.rows if row[0] - 1 == scope]
-            columns = [column_of(unit, rows) for unit in fit.units]
-            if None in columns:
-                self.is_known = False
-                return
-            self._sums.append([total(column) for column in columns])  # type: ignore[arg-type]
-            texts = zip(*(map(shortest, column) for column in columns), strict=True) if columns else ()  # type: ignore[arg-type]
-            if len(fits) == 1:
-                self._texts = list(texts) or self._texts
-            else:
-                places = [place for place, of in enumerate(self._scope_of) if of == scope]
-                for place, text in zip(places, texts, strict=False):
-                    self._texts[place] = text
+            places = [place for place, of in enumerate(self._scope_of) if of == scope]
+            columns: Sequence[Sequence[Any]] = self._columns
+            if len(fits) > 1:
+                columns = [[column[place] for place in places] for column in self._columns]
+            units: dict[int, tuple[Amount, list[str]]] = {}
+            for unit in set(fit.units):
+                column = column_of(unit, columns)
+                if column is None:
+                    self.is_known = False
+                    return
+                units[unit] = total(column), list(map(shortest, column))
+            self._sums.append([units[unit][0] for unit in fit.units])
+            for place, texts in zip(places, zip(*(units[unit][1] for unit in fit.units), strict=True), strict=False):
+                self._texts[place] = texts
         self.windows: dict[WindowKey, tuple[int, Amount, Decimal | None, str]] = {}
         for fit, sums in zip(fits, self._sums, strict=True):
             for match, summed in zip(fit.matches, sums, strict=True):
@@ -676,7 +705,7 @@ class _AllFit:
 
     def parameters(self, table: _Table, known: Known, at: int | None) -> list[Any]:
         """Return what the statement takes, in order."""
-        columns = list(zip(*self.windows, strict=True)) or [(), (), ()]
+        keys = list(zip(*self.windows, strict=True)) or [(), (), ()]
         filled = list(zip(*self.windows.values(), strict=True)) or [(), (), (), ()]
         scopes = list(zip(*table.scopes, strict=True))
         lists = [
@@ -688,22 +717,20 @@ class _AllFit:
             )
             for fit in self._fits
         ]
-        rows = list(zip(*table.rows, strict=True))
         return [
             None if at is None else from_micros(at),
             *known.versions,
             max(fit.since for fit in self._fits),
             min(fit.until for fit in self._fits),
-            _array(columns[0]),
-            _array(columns[1]),
-            _array([str(start) for start in columns[2]]),
+            _array(keys[0]),
+            _array(keys[1]),
+            _array([str(start) for start in keys[2]]),
             _array(filled[1]),
             _array(filled[2]),
             _array(filled[3]),
             *(_array(scopes[place]) for place in range(1, 7)),
             *(_array(column) for column in zip(*lists, strict=True)),
-            *(_array(rows[place]) for place in range(6)),
-            *(_array(rows[place]) for place in (9, 10, 12)),
+            *(_array(self._columns[place]) for place in (0, 1, 2, 3, 4, 5, 9, 10, 12)),
             '{"{' + '}","{'.join([",".join(texts) for texts in self._texts]) + '}"}',
         ]
 
@@ -748,22 +775,14 @@ class _AllFit:
         until = self._until.get(ask.ttl_seconds)
         if until is None:
             until = self._until[ask.ttl_seconds] = self.decided_at + timedelta(seconds=ask.ttl_seconds)
-        holds = tuple(
-            [
-                Hold(match.budget_id, match.group_key, match.window_start, match.unit, match.currency, text, text)
-                for match, text in zip(matches, texts, strict=True)
-            ]
-        )
+        holds = [
+            Hold(match.budget_id, match.group_key, match.window_start, match.unit, match.currency, text, text)
+            for match, text in zip(matches, texts, strict=True)
+        ]
         return Decision(
-            ask.tenant_id,
-            ask.reservation_id,
-            "admitted",
-            "held",
-            tightest=named,
-            holds=holds,
-            expires_at=until,
-            decided_at=self.decided_at,
-        )
+            ask.tenant_id, ask.reservation_id, "admitted", "held", None, named, tuple(holds), None, None, None, until,
+            self.decided_at,
+        )  # fmt: skip
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
