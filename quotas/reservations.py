@@ -279,6 +279,16 @@ select * from quotas.reserve_known(
 """
 
 
+_REFUSE_KNOWN: Final = """
+select * from quotas.refuse_known(
+    %s::timestamptz, %s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::timestamptz, %s::timestamptz,
+    %s::integer[], %s::integer[], %s::text[], %s::text[], %s::date[], %s::numeric[], %s::numeric[],
+    %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::integer[], %s::text[], %s::text[], %s::text[], %s::text[]
+)
+"""
+
+
 async def reserve(
     connection: Connection,
     asks: Sequence[Ask],
@@ -344,7 +354,7 @@ async def _reserve(
     }
     if table.is_empty:
         return [decisions[number] for number in range(len(asks))]
-    answer: _Answer | _AllFit | None = None
+    answer: _Answer | _AllFit | _NoneFits | None = None
     is_alone = connection.info.transaction_status == TransactionStatus.IDLE
     if known is not None and is_alone and not is_booking:
         answer = await _decide_known(connection, table, known, books, at, now)
@@ -352,7 +362,7 @@ async def _reserve(
         answer = await _decide(connection, table, at, is_booking)
         if known is not None:
             answer.teach(known, table.scopes, books)
-    if not refused and isinstance(answer, _AllFit):
+    if not refused and isinstance(answer, _AllFit | _NoneFits):
         return answer.decisions(asks)
     earlier = [
         (ask.tenant_id, ask.reservation_id)
@@ -653,13 +663,7 @@ class _Answer:
             return None
         latest = self.decided_at
         for each in self._retries[place].split(","):
-            at, why = int(each[:-1]) - 1, each[-1]
-            if why == "n":
-                return None
-            turns_at = self._window(at).ends_at
-            soon = self.decided_at + timedelta(seconds=HOLD_SECONDS)
-            if why == "h":
-                turns_at = soon if turns_at is None else min(soon, turns_at)
+            turns_at = _room_at(each[-1], self._window(int(each[:-1]) - 1), self.decided_at)
             if turns_at is None:
                 return None
             latest = max(latest, turns_at)
@@ -731,7 +735,35 @@ class _AllFit:
             *(_array(scopes[place]) for place in range(1, 7)),
             *(_array(column) for column in zip(*lists, strict=True)),
             *(_array(self._columns[place]) for place in (0, 1, 2, 3, 4, 5, 9, 10, 12)),
-            '{"{' + '}","{'.join([",".join(texts) for texts in self._texts]) + '}"}',
+            self._amounts(),
+        ]
+
+    def _amounts(self) -> str:
+        return '{"{' + '}","{'.join([",".join(texts) for texts in self._texts]) + '}"}'
+
+    def none_fits(self, table: _Table, known: Known, at: int | None) -> tuple["_NoneFits", list[Any]]:
+        """Return what there is to say where none of them fits, and what the statement takes that finds it out."""
+        matches = [
+            (scope, place, match)
+            for scope, fit in enumerate(self._fits, 1)
+            for place, match in enumerate(fit.matches, 1)
+        ]
+        scopes = list(zip(*table.scopes, strict=True))
+        return _NoneFits(matches, self._texts), [
+            None if at is None else from_micros(at),
+            *known.versions,
+            max(fit.since for fit in self._fits),
+            min(fit.until for fit in self._fits),
+            _array([scope for scope, _, _ in matches]),
+            _array([place for _, place, _ in matches]),
+            _array([match.budget_id for _, _, match in matches]),
+            _array([match.group_key for _, _, match in matches]),
+            _array([str(match.window_start) for _, _, match in matches]),
+            _array([match.room if match.hardness == "hard" else None for _, _, match in matches]),
+            _array([match.limit for _, _, match in matches]),
+            *(_array(scopes[place]) for place in range(2, 7)),
+            *(_array(self._columns[place]) for place in (0, 1, 2, 4)),
+            self._amounts(),
         ]
 
     def take(self, decided_at: datetime, taken: Sequence[str]) -> None:
@@ -785,19 +817,69 @@ class _AllFit:
         )  # fmt: skip
 
 
+class _NoneFits:
+    """What there is to say where one known budget has no room for any of the asks."""
+
+    def __init__(self, matches: Sequence[tuple[int, int, Match]], texts: Sequence[tuple[str, ...]]) -> None:
+        self._matches = matches
+        self._texts = texts
+        self.outcomes: Sequence[str] = ["limit"] * len(texts)
+        self._windows: dict[int, Span] = {}
+
+    def take(self, decided_at: datetime, full: Sequence[int], why: Sequence[str], remaining: Sequence[str]) -> None:
+        """Take in what the statement found: by ask, which match refuses it, what that waits for, and what it has left."""
+        self._decided_at = decided_at
+        self._found = list(zip(full, why, remaining, strict=True))
+
+    def decisions(self, asks: Sequence[Ask]) -> list[Decision]:
+        return [self.decision(place, ask, None) for place, ask in enumerate(asks)]
+
+    def decision(self, place: int, ask: Ask, _: "Reservation | None") -> Decision:
+        number, why, remaining = self._found[place]
+        _scope, at, match = self._matches[number - 1]
+        window = self._windows.get(number)
+        if window is None:
+            window = self._windows[number] = span(match.kind, match.days, match.anchor, match.window_start, match.zone)
+        assert match.limit is not None
+        return Decision(
+            ask.tenant_id,
+            ask.reservation_id,
+            "refused",
+            reason="limit",
+            tightest=Tightest(
+                match.budget_id, match.group_key, match.unit, match.currency, match.hardness, window, match.limit,
+                self._texts[place][at - 1], remaining,
+            ),
+            retry_at=_room_at(why, window, self._decided_at),
+            decided_at=self._decided_at,
+        )  # fmt: skip
+
+
+def _room_at(why: str, window: Span, decided_at: datetime) -> datetime | None:
+    """Return when a budget may have room again, by what it waits for: n nothing, p what is posted, h what is held."""
+    if why == "n":
+        return None
+    if why == "p":
+        return window.ends_at
+    soon = decided_at + timedelta(seconds=HOLD_SECONDS)
+    return soon if window.ends_at is None else min(soon, window.ends_at)
+
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def _decide_known(
     connection: Connection, table: _Table, known: Known, books: Books, at: int | None, now: int
-) -> _AllFit | None:
+) -> _AllFit | _NoneFits | None:
     """Decide asks by the budgets that are known of their scopes, or return None: then nothing was decided."""
     fits = known.find(table.scopes, books.parties.version, books.prices.version, from_micros(now))
     if fits is None:
         return None
     asked = _AllFit(table, fits)
-    if not asked.is_known or any(known.is_full(key) for key in asked.windows):
+    if not asked.is_known:
         return None
+    if any(known.is_full(key) for key in asked.windows):
+        return await _refuse_known(connection, table, asked, known, at)
     try:
         cursor = await connection.execute(_RESERVE_KNOWN, asked.parameters(table, known, at), prepare=True)
         row = await cursor.fetchone()
@@ -810,15 +892,31 @@ async def _decide_known(
         raise
     assert row is not None
     decided_at, taken = row
+    has_full = False
     for (key, (_, summed, room, _marks)), before in zip(asked.windows.items(), taken or (), strict=False):
         if decided_at is not None:
             known.note_room(key)
         elif room is not None and added(Decimal(before), summed) > room:
             known.note_full(key)
+            has_full = True
     if decided_at is None:
-        return None
+        return await _refuse_known(connection, table, asked, known, at) if has_full else None
     asked.take(decided_at, taken or ())
     return asked
+
+
+async def _refuse_known(
+    connection: Connection, table: _Table, asked: _AllFit, known: Known, at: int | None
+) -> _NoneFits | None:
+    """Refuse asks none of which fits, or return None: then nothing was decided."""
+    refusal, parameters = asked.none_fits(table, known, at)
+    cursor = await connection.execute(_REFUSE_KNOWN, parameters, prepare=True)
+    row = await cursor.fetchone()
+    assert row is not None
+    if row[0] is None:
+        return None
+    refusal.take(*row)
+    return refusal
 
 
 async def _decide(connection: Connection, table: _Table, at: int | None, is_booking: bool) -> _Answer:

@@ -11,6 +11,7 @@ import pytest
 from ledger.times import parse_rfc3339
 from quotas.known import shortest
 from quotas.reservations import Decision
+from quotas.terms import Step
 from tests.quotas.support import Desk, add_price, make_ask, set_budget
 from tests.support.ledger import Ledger
 
@@ -20,13 +21,14 @@ class Counted:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self.short = self.long = 0
+        self.short = self.long = self.refused = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
     async def execute(self, statement: str, *rest: Any, **options: Any) -> Any:
         self.short += "quotas.reserve_known(" in statement
+        self.refused += "quotas.refuse_known(" in statement
         self.long += "quotas.reserve(" in statement
         return await self._connection.execute(statement, *rest, **options)
 
@@ -111,6 +113,7 @@ async def test_it_decides_as_matching_does(ledger: Ledger, is_alone: bool) -> No
                 )  # fmt: skip
             assert [said(one) for one in answers[0]] == [said(one) for one in answers[1]], asks
         assert counted.short >= 5
+        assert counted.refused >= 1
     rows = ledger.rows(
         "select substr(budget_id, 3), window_start, held, left(budget_id, 1) from quotas.windows where budget_id !~ '^totals' order by 1"
     )
@@ -173,7 +176,7 @@ async def test_an_id_that_is_there_is_answered_as_it_stands(ledger: Ledger) -> N
 
 
 async def test_a_full_window_is_not_tried_twice_for_each_ask(ledger: Ledger) -> None:
-    """At the limit asks go the long way, and every so often the short one is tried; room that came back is found."""
+    """At the limit asks are refused the short way, and every so often admitting is tried; room that came back is found."""
     await add_price(ledger)
     await set_budget(ledger, limit="1.00")
     async with desk_of(ledger) as (desk, counted):
@@ -181,12 +184,40 @@ async def test_a_full_window_is_not_tried_twice_for_each_ask(ledger: Ledger) -> 
         for number in range(1, 41):
             (refused,) = await desk.ask(f"r{number}", "0.50")
             assert refused.reason == "limit"
-        assert counted.long == 41
+        assert counted.long == 1
         assert counted.short <= 6
+        assert counted.refused == 40
         await set_budget(ledger, limit="100.00")
         for number in range(41, 45):
             assert (await desk.ask(f"r{number}", "0.50"))[0].is_admitted
-        assert counted.long == 42
+        assert counted.long == 2
+
+
+async def test_what_is_not_refused_plainly_goes_the_long_way(ledger: Ledger) -> None:
+    """At 0.90 of 1.00 a call of 0.50 is refused the short way: unless another one of the array is there already or fits, a second
+    budget is in its way too, or a step leads elsewhere."""
+    await add_price(ledger)
+    await set_budget(ledger, limit="1.00")
+    await set_budget(ledger, budget_id="second", window="lifetime", limit="9.00")
+    async with desk_of(ledger) as (desk, counted):
+
+        async def outcomes(**asks: str) -> tuple[list[str], int]:
+            before = counted.long
+            decisions = await desk.reserve(*(make_ask(name, amount) for name, amount in asks.items()))
+            return [decision.outcome for decision in decisions], counted.long - before
+
+        assert await outcomes(first="0.90") == (["admitted"], 1)
+        assert await outcomes(other="0.50") == (["refused"], 0)
+        assert await outcomes(first="0.90", other="0.50") == (["admitted", "refused"], 1)
+        assert await outcomes(little="0.01", other="0.50") == (["admitted", "refused"], 1)
+        await set_budget(ledger, budget_id="second", window="lifetime", limit="0.95")
+        await outcomes(tiny="0.01")
+        assert await outcomes(other="0.50") == (["refused"], 1)
+        step = Step(at=Decimal("0.5"), action="degrade", route="small", hold=Decimal("0.01"))
+        await set_budget(ledger, budget_id="second", window="lifetime", limit="1.50", steps=[step])
+        await set_budget(ledger, limit="2.00")
+        await outcomes(last="0.01")
+        assert await outcomes(other="0.70") == (["degraded"], 1)
 
 
 @pytest.mark.parametrize(
