@@ -52,7 +52,7 @@ a state stands for, so sign x request_count folds.
             {%- endfor %}
             e.output_tokens
         from ({{ unconsumed(ref('int_entries_measured')) }}) as e
-        where e.entry_count = 1
+        where e.kind <> 'evidence'
     ),
 
     corrected as (

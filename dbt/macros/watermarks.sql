@@ -75,9 +75,22 @@ Each run has rows of its own; a second run at the same time freezes what it sees
     {%- if consumes_batches(model) -%}
     {# Ranges of a key look dear to a planner that knows nothing of the watermarks, and compiling them takes longer than reading them. #}
     set local jit = off;
-    select pg_advisory_xact_lock(hashtextextended('{{ this.schema }}.{{ this.identifier }}', 0))
+    {%- if not is_incremental() %}
+    {# All that the ledger has is grouped: in memory where it fits, by parts on disk where not, and never sorted, as for the refold. #}
+    set local work_mem = '128MB';
+    {%- if model.config.incremental_strategy == "additive" %}
+    set local enable_sort = off;
+    {%- endif %}
+    {%- endif %}
+    select pg_advisory_xact_lock({{ lock_of(this.identifier) }})
+    {#- What it is made from stays as far as it is until this is done. -#}
+    {%- for mart in consumed_marts(model) %}, pg_advisory_xact_lock_shared({{ lock_of(mart) }}){% endfor %}
     {%- endif -%}
 {% endmacro %}
+
+{% macro lock_of(identifier) -%}
+    hashtextextended('{{ this.schema }}.{{ identifier }}', 0)
+{%- endmacro %}
 
 {# A statement of its own after the lock, so that its snapshot shows what the run before has committed. #}
 {% macro open_batches() %}
@@ -95,17 +108,21 @@ Each run has rows of its own; a second run at the same time freezes what it sees
         '{{ this.identifier }}',
         r.feed_id,
         0,
-        {# What is made from other marts goes no further than they are: a run of this model alone finds them behind. #}
+        {# What is made from other marts goes as far as they are: a run of this model alone finds them behind, and no further. #}
+        {%- set marts = consumed_marts(model) %}
+        {%- if marts %}
         least(
-            r.number
-            {%- for mart in consumed_marts(model) %},
+            {%- for mart in marts %}
             coalesce((
                 select u.low
                 from {{ source('marts', 'watermarks') }} as u
                 where u.model = '{{ mart }}' and u.feed_id = r.feed_id
-            ), 0)
+            ), 0){{ "," if not loop.last }}
             {%- endfor %}
         )
+        {%- else %}
+        r.number
+        {%- endif %}
     from {{ target.schema }}.run_batches as r
     where r.run_id = '{{ invocation_id }}'
     on conflict (model, feed_id) do update set
@@ -126,17 +143,23 @@ The rows of `relation` (one per entry, with posting_period and entry_id) in the 
 
 A batch's entries are a range of the primary key, and its digests name the partitions to look at. Each `offset 0` keeps the
 planner to nested loops over keys: it knows nothing of the watermarks, would guess that a good part of all rows match, and
-read the whole ledger for a handful of new batches.
+read the whole ledger for a handful of new batches. A mart that is made from nothing does read the whole ledger, once and from
+end to end, so that the planner knows how much it is.
 #}
 {% macro unconsumed(relation) %}
+    {%- set batches = ref('stg_ledger__batches') -%}
+    {%- set digests = ref('stg_ledger__batch_digests') -%}
+    {%- set marks = source('marts', 'watermarks') -%}
     {% if var("refold", false) -%}
     {{ refolded_from(relation) }}
+    {%- elif not is_incremental() -%}
+    {{ all_from(relation) }}
     {%- else -%}
     select e.*
-    from {{ source('marts', 'watermarks') }} as w
+    from {{ marks }} as w
     cross join lateral (
         select n.batch_id
-        from {{ ref('stg_ledger__batches') }} as n
+        from {{ batches }} as n
         where n.feed_id = w.feed_id and n.batch_number > w.low and n.batch_number <= w.high
         offset 0
     ) as b
@@ -144,7 +167,7 @@ read the whole ledger for a handful of new batches.
         select
             p.batch_id,
             p.posting_period
-        from {{ ref('stg_ledger__batch_digests') }} as p
+        from {{ digests }} as p
         where p.batch_id = b.batch_id
         offset 0
     ) as d
@@ -192,24 +215,22 @@ All rows that a model holds, in place of those that it has yet to consume: with 
 model is what its table must equal. The nightly proof compiles it so, and no run does.
 #}
 {% macro refolded_from(relation) %}
-    select r.*
-    from {{ relation }} as r
-    where
-        r.batch_id not in (
-            select n.batch_id
-            from {{ ref('stg_ledger__batches') }} as n
-            left join {{ source('marts', 'watermarks') }} as w
-                on w.feed_id = n.feed_id and w.model = '{{ this.identifier }}'
-            where n.batch_number > coalesce(w.low, 0)
-        )
+    {{ all_from(relation, "low") }}
 {% endmacro %}
 
-{# The batches beyond what this model holds at the end of the run: few, whatever the ledger's size. #}
-{% macro later_batches() %}
+{# All rows of a relation that names its batch, but for the batches beyond a mark of this model: few, whatever the ledger's size. #}
+{% macro all_from(relation, mark="high") %}
+    select r.*
+    from {{ relation }} as r
+    where r.batch_id not in ({{ later_batches(mark) }})
+{% endmacro %}
+
+{# The batches beyond what this model holds, at the end of the run unless said. #}
+{% macro later_batches(mark="high") %}
     select n.batch_id
     from {{ ref('stg_ledger__batches') }} as n
     left join {{ source('marts', 'watermarks') }} as w on w.feed_id = n.feed_id and w.model = '{{ this.identifier }}'
-    where n.batch_number > coalesce(w.high, 0)
+    where n.batch_number > coalesce(w.{{ mark }}, 0)
 {% endmacro %}
 
 {#

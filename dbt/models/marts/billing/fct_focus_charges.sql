@@ -2,6 +2,14 @@
     "tenant_id", "posting_period", "local_date", "charge_class", "feature", "language", "provider", "model", "route", "lane",
     "region", "service_tier", "sku_meter", "rate_set_id", "charge_currency as billing_currency",
 ] -%}
+{%- set said = [
+    "tenant_id", "posting_period", "local_date", "feature", "language", "provider", "model", "route", "lane", "region",
+    "service_tier", "charge_currency",
+] -%}
+{%- set meters = [
+    "uncached_input_tokens", "cache_read_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens", "cache_write_other_tokens",
+    "visible_output_tokens", "reasoning_tokens",
+] -%}
 {{ config(one_row_per(columns)) }}
 
 with unconsumed as (
@@ -14,12 +22,22 @@ rates as (
 
 classed as (
     select
-        u.*,
-        -- A better report of something that is billed in the same month corrects nothing that was invoiced.
+        {%- for column in said + meters %}
+        u.{{ column }},
+        {%- endfor %}
+        u.charge_rate_set_id as rate_set_id,
+        u.other_quantities,
+        u.charge_amount,
+        u.request_count,
+        coalesce(u.input_tokens + u.output_tokens, 0) as tokens,
+        u.charge_amount is not null as is_priced,
+        u.charge_amount <> 0 and u.usage_flags @> '{amount_stated}' as is_stated,
+        -- A better report of something that is billed in the same month corrects nothing that was invoiced. By key, since few
+        -- rows correct something.
         case
             when u.corrects_entry_id is null then ''
-            when exists (
-                select
+            when (
+                select true
                 from {{ ref('stg_ledger__entries') }} as o
                 where o.posting_period = u.posting_period and o.entry_id = u.corrects_entry_id
             ) then ''
@@ -29,12 +47,32 @@ classed as (
     where u.kind <> 'evidence'
 ),
 
+-- Summed before there is a row for each meter: what one rate set prices adds up before it is priced as after.
+summed as (
+    select
+        {{ said | join(",\n        ") }},
+        charge_class,
+        rate_set_id,
+        is_priced,
+        is_stated,
+        other_quantities,
+        count(*) as entry_count,
+        {%- for meter in meters %}
+        sum({{ meter }}) as {{ meter }},
+        {%- endfor %}
+        sum(charge_amount) as charge_amount,
+        sum(sign(charge_amount)) as amount_count,
+        sum(request_count) as request_count,
+        sum(tokens) as tokens
+    from classed
+    group by {{ said | join(", ") }}, charge_class, rate_set_id, is_priced, is_stated, other_quantities
+),
+
 metered as (
     select
-        c.*,
+        s.*,
         m.meter as sku_meter,
         m.quantity as consumed_quantity,
-        c.charge_rate_set_id as rate_set_id,
         -- As in ledger.entry_lines: exact, since `per` is a power of ten.
         m.quantity * r.price * case r.per
             when 1 then 1
@@ -50,59 +88,62 @@ metered as (
         end as billed_cost,
         0 as unpriced_count,
         0 as unpriced_tokens
-    from classed as c
+    from summed as s
     cross join lateral (
         values
-            ('uncached_input_tokens', c.uncached_input_tokens),
-            ('cache_read_tokens', c.cache_read_tokens),
-            ('cache_write_5m_tokens', c.cache_write_5m_tokens),
-            ('cache_write_1h_tokens', c.cache_write_1h_tokens),
-            ('cache_write_other_tokens', c.cache_write_other_tokens),
-            ('visible_output_tokens', c.visible_output_tokens),
-            ('reasoning_tokens', c.reasoning_tokens)
+            {%- for meter in meters %}
+            ('{{ meter }}', s.{{ meter }}){{ "," if not loop.last }}
+            {%- endfor %}
         union all
+        -- All entries of the row have the same.
         select
             o.key,
-            o.value::bigint
-        from jsonb_each_text(coalesce(c.other_quantities, '{}')) as o
+            o.value::bigint * s.entry_count
+        from jsonb_each_text(coalesce(s.other_quantities, '{}')) as o
     ) as m (meter, quantity)
-    inner join rates as r on r.rate_set_id = c.charge_rate_set_id and r.meter = m.meter
-    where m.quantity <> 0 and c.charge_amount is not null
+    inner join rates as r on r.rate_set_id = s.rate_set_id and r.meter = m.meter
+    where m.quantity <> 0 and s.is_priced
 ),
 
 stated as (
     select
-        c.*,
+        s.*,
         'amount_stated' as sku_meter,
-        sign(c.charge_amount) as consumed_quantity,
-        0 as rate_set_id,
-        c.charge_amount as billed_cost,
+        s.amount_count as consumed_quantity,
+        s.charge_amount as billed_cost,
         0 as unpriced_count,
         0 as unpriced_tokens
-    from classed as c
-    where c.usage_flags @> '{amount_stated}' and c.charge_amount <> 0
+    from summed as s
+    where s.is_stated
 ),
 
 -- What has no price is no charge of zero: it stands as a count, under no meter.
 unpriced as (
     select
-        c.*,
+        s.*,
         '' as sku_meter,
         0 as consumed_quantity,
-        0 as rate_set_id,
         0 as billed_cost,
-        c.request_count as unpriced_count,
-        coalesce(c.input_tokens + c.output_tokens, 0) as unpriced_tokens
-    from classed as c
-    where c.charge_amount is null
+        s.request_count as unpriced_count,
+        s.tokens as unpriced_tokens
+    from summed as s
+    where not s.is_priced
 ),
 
 charges as (
-    select * from metered
-    union all
-    select * from stated
-    union all
-    select * from unpriced
+    {%- for rows in ["metered", "stated", "unpriced"] %}
+    select
+        {{ said | join(",\n        ") }},
+        charge_class,
+        sku_meter,
+        {{ "0 as " if rows != "metered" }}rate_set_id,
+        consumed_quantity,
+        billed_cost,
+        unpriced_count,
+        unpriced_tokens
+    from {{ rows }}
+    {{- "\n    union all" if not loop.last }}
+    {%- endfor %}
 ),
 
 folded as (

@@ -115,7 +115,9 @@ window_hours as (
 entries as (
     select {{ gpu_entry_columns("e") }}
     from {{ ref('stg_ledger__entries') }} as e
-    where e.request_key is not null and e.batch_id not in ({{ later_batches() }})
+    where
+        e.request_key in (select n.request_key from {{ ref('stg_ledger__entries') }} as n where n.node_id <> '')
+        and e.batch_id not in ({{ later_batches() }})
 ),
 
 window_hours as (
@@ -392,18 +394,31 @@ priced as (
     left join busy as b on b.pool_id = o.pool_id
 ),
 
+pools_of_hours as (
+    select
+        node_id,
+        hour_at,
+        array_agg(pool_id order by pool_id) as pool_ids,
+        array_agg(starts_at order by pool_id) as starting_at
+    from pools
+    group by node_id, hour_at
+),
+
 -- A request is counted, with its standard cost, in the hour in which it ended, beside the window that was running then or last.
 counted as (
     select
         q.*,
-        (
-            select o.pool_id
-            from pools as o
-            where o.node_id = q.node_id and o.hour_at = q.hour_at
-            order by o.starts_at > q.occurred_at, abs(extract(epoch from o.starts_at - q.occurred_at))
-            limit 1
-        ) as pool_id
+        case
+            when cardinality(h.pool_ids) = 1 then h.pool_ids[1]
+            else (
+                select o.pool_id
+                from unnest(h.pool_ids, h.starting_at) as o (pool_id, starts_at)
+                order by o.starts_at > q.occurred_at, abs(extract(epoch from o.starts_at - q.occurred_at)), o.pool_id
+                limit 1
+            )
+        end as pool_id
     from resident_hours as q
+    left join pools_of_hours as h on h.node_id = q.node_id and h.hour_at = q.hour_at
     where q.hour_at = q.counted_in
 ),
 

@@ -2,13 +2,17 @@
     "tenant_id", "local_date", "feature", "language", "provider", "model", "asked_model", "attempt_kind", "cost_currency",
     "charge_currency", "cost_rate_set_id", "charge_rate_set_id", "is_avoided", "meter",
 ] -%}
+{%- set said = columns | reject("in", ["is_avoided", "meter"]) | list -%}
+{%- set meters = [
+    "uncached_input_tokens", "cache_read_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens", "cache_write_other_tokens",
+    "visible_output_tokens", "reasoning_tokens",
+] -%}
 {{ config(one_row_per(columns)) }}
 
 with unconsumed as (
     select
-        e.entry_id,
         e.corrects_entry_id,
-        {%- for column in columns if column not in ["asked_model", "attempt_kind", "is_avoided", "meter"] and "rate_set" not in column %}
+        {%- for column in said if column not in ["asked_model", "attempt_kind"] and "rate_set" not in column %}
         e.{{ column }},
         {%- endfor %}
         -- Only where another model was asked for than the one that answered, so that a mart has no row for each spelling.
@@ -21,68 +25,80 @@ with unconsumed as (
         coalesce(e.cost_rate_set_id, 0) as cost_rate_set_id,
         coalesce(e.charge_rate_set_id, 0) as charge_rate_set_id,
         e.request_count,
-        e.uncached_input_tokens,
-        e.cache_read_tokens,
-        e.cache_write_5m_tokens,
-        e.cache_write_1h_tokens,
-        e.cache_write_other_tokens,
-        e.visible_output_tokens,
-        e.reasoning_tokens,
+        {%- for meter in meters %}
+        e.{{ meter }},
+        {%- endfor %}
         e.other_quantities,
         e.avoided_tokens,
-        e.reported -> 'avoided' as avoided
+        e.avoided_tokens <> 0 as is_hit,
+        case when e.avoided_tokens <> 0 then e.reported -> 'avoided' end as avoided
     from ({{ unconsumed(ref('int_entries_measured')) }}) as e
-    where e.entry_count = 1
+    where e.kind <> 'evidence'
+),
+
+-- Summed before there is a row for each meter; what is a map is part of the key, so that all entries of a row have the same.
+summed as (
+    select
+        {{ said | join(",\n        ") }},
+        other_quantities,
+        is_hit,
+        avoided,
+        case when is_hit and avoided is null then corrects_entry_id end as corrected_hit_id,
+        count(*) as entry_count,
+        {%- for meter in meters %}
+        sum({{ meter }})::bigint as {{ meter }},
+        {%- endfor %}
+        sum(request_count)::bigint as request_count,
+        sum(avoided_tokens)::bigint as avoided_tokens,
+        sum(sign(avoided_tokens))::bigint as hit_count
+    from unconsumed
+    group by {{ said | join(", ") }}, other_quantities, is_hit, avoided, corrected_hit_id
 ),
 
 -- What takes a hit back says how many tokens and not which: as the first row of the hit says, with its own sign.
 hits as (
     select
-        u.*,
-        coalesce(u.avoided, f.avoided) as avoided_by_meter
-    from unconsumed as u
+        s.*,
+        coalesce(s.avoided, f.avoided) as avoided_by_meter
+    from summed as s
     left join lateral (
         select r.reported -> 'avoided' as avoided
         from {{ source('ledger', 'batch_digests') }} as d
         join {{ source('ledger', 'entries') }} as r
-            on r.posting_period = d.posting_period and r.entry_id = u.corrects_entry_id
-        where u.avoided is null and d.batch_id = u.corrects_entry_id / 65536
+            on r.posting_period = d.posting_period and r.entry_id = s.corrected_hit_id
+        where d.batch_id = s.corrected_hit_id / 65536
         offset 0
     ) as f on true
-    where u.avoided_tokens <> 0
+    where s.is_hit
 ),
 
 metered as (
     select
-        {%- for column in columns if column not in ["is_avoided", "meter"] %}
-        u.{{ column }},
+        {%- for column in said %}
+        s.{{ column }},
         {%- endfor %}
         false as is_avoided,
         m.meter,
         m.quantity
-    from unconsumed as u
+    from summed as s
     cross join lateral (
         values
-            ('requests', u.request_count::bigint),
-            ('uncached_input_tokens', u.uncached_input_tokens),
-            ('cache_read_tokens', u.cache_read_tokens),
-            ('cache_write_5m_tokens', u.cache_write_5m_tokens),
-            ('cache_write_1h_tokens', u.cache_write_1h_tokens),
-            ('cache_write_other_tokens', u.cache_write_other_tokens),
-            ('visible_output_tokens', u.visible_output_tokens),
-            ('reasoning_tokens', u.reasoning_tokens)
+            ('requests', s.request_count)
+            {%- for meter in meters %},
+            ('{{ meter }}', s.{{ meter }})
+            {%- endfor %}
         union all
         select
             o.key,
-            o.value::bigint
-        from jsonb_each_text(u.other_quantities) as o
+            o.value::bigint * s.entry_count
+        from jsonb_each_text(s.other_quantities) as o
     ) as m (meter, quantity)
     where m.quantity <> 0
 
     union all
 
     select
-        {%- for column in columns if column not in ["is_avoided", "meter"] %}
+        {%- for column in said %}
         h.{{ column }},
         {%- endfor %}
         true,
@@ -92,11 +108,11 @@ metered as (
     cross join lateral (
         select
             'requests',
-            h.request_count::bigint
+            h.request_count
         union all
         select
             a.key,
-            sign(h.avoided_tokens)::bigint * a.value::bigint
+            h.hit_count * a.value::bigint
         from jsonb_each_text(h.avoided_by_meter) as a
         union all
         -- Before hits said which meters they avoided, and where a sender gives a total only.

@@ -17,7 +17,7 @@ timed as (
         model,
         {{ measures | join(",\n        ") }}
     from unconsumed
-    where entry_count = 1
+    where kind <> 'evidence'
 ),
 
 folded as (

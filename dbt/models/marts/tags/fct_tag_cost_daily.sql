@@ -33,7 +33,7 @@ parted as (
         {{ equal_part(measure, 'place', 'tag_count') }} as {{ measure }}{{ "," if not loop.last }}
         {%- endfor %}
     from tagged
-    where entry_count = 1
+    where kind <> 'evidence'
 ),
 
 folded as (

@@ -17,7 +17,7 @@ tagged as (
         select {{ tag_text('p.key', 'p.value') }} as tag
         from jsonb_each_text(u.tags) as p
     ) as t on true
-    where u.entry_count = 1
+    where u.kind <> 'evidence'
 ),
 
 folded as (
