@@ -24,7 +24,8 @@ OWN = {
     "fct_cost_daily": "request_count",
 }
 """Marts by local day, and what in each counts a request once."""
-MARTS = (*OWN, "fct_tag_overlap_daily", "fct_cancelled_daily", "dim_tenants")
+OTHERS = ("fct_tag_overlap_daily", "fct_cancelled_daily", "fct_conversations_daily")
+MARTS = (*OWN, *OTHERS, "dim_tenants")
 
 ZONES = (
     "Asia/Kathmandu", "Australia/Lord_Howe", "America/Sao_Paulo", "Pacific/Apia", "Pacific/Chatham", "America/St_Johns",
@@ -35,7 +36,7 @@ ZONES = (
 def contents(marts: Marts) -> dict[str, list[Any]]:
     """All rows of the marts that add, those of which nothing is left put aside, since a rebuild never makes them."""
     found = {}
-    for name in (*OWN, "fct_tag_overlap_daily", "fct_cancelled_daily"):
+    for name in (*OWN, *OTHERS):
         numbers = [
             row[0]
             for row in marts.ledger.rows(

@@ -61,6 +61,36 @@ async def test_a_conversation_lies_in_one_month_with_all_it_came_to(marts: Marts
     ) == [("2026-01-01", 1, 1, 3), ("2026-02-01", 2, 0, 0)]
 
 
+async def test_a_conversation_is_counted_once_on_its_first_day_whenever_its_parts_come(marts: Marts) -> None:
+    """A German call on the 15th; then, late, two English ones of the 14th, whose parts were rolled up alone: an English
+    conversation of the 14th with all three. One of them was German, as its final report says: a German one of that day."""
+    both = ("fct_conversation_cost", "fct_conversations_daily")
+    await set_up(marts)
+
+    async def post(event_id: str, language: str, day: int, millions: int, **more: Any) -> None:
+        said = {"language": language, "time": f"2026-01-{day}T12:00:00Z", "conversation_id": "c"}
+        await marts.post(make_event(event_id, **{"usage": usage(millions * 1_000_000), **said, **more}))
+
+    def counted() -> list[tuple[Any, ...]]:
+        return marts.ledger.rows(
+            "select to_char(first_date, 'DD'), language, conversation_count, charge_conversation_count, several_languages_count,"
+            " request_count, charge_amount from marts.fct_conversations_daily where conversation_count <> 0"
+        )
+
+    await post("a", "de", 15, 1)
+    marts.roll_up(*both)
+    assert counted() == [("15", "de", 1, 1, 0, 1, 1)]
+    await post("b", "en", 14, 2)
+    marts.roll_up(both[0])
+    assert counted() == [("15", "de", 1, 1, 0, 1, 1)]
+    await post("d", "en", 14, 4, request_id="r-d", final=False)
+    marts.roll_up(*both)
+    assert counted() == [("14", "en", 1, 1, 1, 3, 7)]
+    await post("e", "de", 14, 1, request_id="r-d")
+    marts.roll_up(*both, tests=True)
+    assert counted() == [("14", "de", 1, 1, 1, 3, 4)]
+
+
 async def test_a_better_report_brings_the_language_along(marts: Marts) -> None:
     """The node knows neither language nor conversation; then the gateway reports."""
     await set_up(marts)

@@ -22,60 +22,28 @@ with requests as (
     group by 1, 2, 3, 4, 5, 6, 7
 ),
 
-conversations as (
-    select * from {{ ref('dim_conversations') }}
-),
-
-conversation_parts as (
-    select * from {{ ref('fct_conversation_cost') }}
-),
-
 -- A conversation is of one month, that of its first day, of one language and of one model, with all that it came to: however
--- many it touched, it is one conversation and its amounts are in one row. Without what a withdrawn request left behind.
-whole as (
-    select
-        c.tenant_id,
-        date_trunc('month', c.first_date)::date as local_month,
-        c.language,
-        c.provider,
-        c.model,
-        p.cost_currency,
-        p.charge_currency,
-        c.conversation_id,
-        c.language_count,
-        sum(p.request_count) as request_count,
-        sum(p.input_tokens + p.output_tokens) as tokens,
-        sum(p.cost_amount) as cost_amount,
-        sum(p.charge_amount) as charge_amount,
-        -- Of all rows of the conversation: what has no price is in a row of its own, of no currency.
-        sum(sum(p.cost_unpriced_count)) over conversation as cost_unpriced_count,
-        sum(sum(p.charge_unpriced_count)) over conversation as charge_unpriced_count
-    from conversations as c
-    join conversation_parts as p on p.tenant_id = c.tenant_id and p.conversation_id = c.conversation_id
-    group by 1, 2, 3, 4, 5, 6, 7, 8, 9
-    window conversation as (partition by c.tenant_id, c.conversation_id)
-),
-
+-- many it touched, it is one conversation and its amounts are in one row.
 by_conversation as (
     select
         tenant_id,
-        local_month,
+        date_trunc('month', first_date)::date as local_month,
         language,
         provider,
         model,
         cost_currency,
         charge_currency,
-        count(*) as conversation_count,
-        count(*) filter (where language_count > 1) as several_languages_count,
+        sum(conversation_count)::bigint as conversation_count,
+        sum(several_languages_count)::bigint as several_languages_count,
         sum(request_count)::bigint as conversation_request_count,
-        sum(tokens)::bigint as conversation_tokens,
+        sum(input_tokens + output_tokens)::bigint as conversation_tokens,
         sum(cost_amount) as conversation_cost_amount,
-        sum(cost_unpriced_count)::bigint as conversation_cost_unpriced_count,
+        sum(whole_cost_unpriced_count)::bigint as conversation_cost_unpriced_count,
         sum(charge_amount) as conversation_charge_amount,
-        sum(charge_unpriced_count)::bigint as conversation_charge_unpriced_count
-    from whole
-    where request_count <> 0 or cost_amount <> 0 or charge_amount <> 0
+        sum(whole_charge_unpriced_count)::bigint as conversation_charge_unpriced_count
+    from {{ ref('fct_conversations_daily') }}
     group by 1, 2, 3, 4, 5, 6, 7
+    having sum(conversation_count) > 0
 ),
 
 joined as (
