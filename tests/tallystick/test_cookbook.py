@@ -66,8 +66,8 @@ def number(value: Any) -> Any:
     return Decimal(value) if is_number else value
 
 
-def test_there_are_twenty_questions_and_each_says_what_it_answers() -> None:
-    assert len(NAMES) == 20
+def test_there_are_twenty_one_questions_and_each_says_what_it_answers() -> None:
+    assert len(NAMES) == 21
     for each in questions():
         assert each.question.endswith("?")
         assert each.asked_by

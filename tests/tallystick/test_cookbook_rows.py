@@ -133,9 +133,15 @@ async def test_causes_come_to_what_a_budget_is_above_its_limit(ledger: Ledger, c
 
 
 @pytest.mark.marts
-async def test_idle_time_of_a_node_is_told_in_money(ledger: Ledger, commands: Commands, dbt_home: Path) -> None:
-    """36 USD an hour, a cent a second: an hour with a call of 10 s leaves 3,590 s and 35.90 idle. gpu-8 has no rate."""
-    await ledger.add_price("m-own", provider="vllm", input="1.00", output="2.00")
+async def test_idle_time_of_a_node_and_what_an_api_had_cost_are_told_in_money(
+    ledger: Ledger, commands: Commands, dbt_home: Path
+) -> None:
+    """36 USD an hour, a cent a second: an hour with a call of 10 s leaves 3,590 s and 35.90 idle. gpu-8 has no rate.
+
+    The API lists 10.00 and 20.00 a million: 0.01 + 0.002 for the call's 1,100 tokens, so 3,000 times as many break even.
+    """
+    await ledger.add_price("llama-3.3-70b", provider="vllm", input="1.00", output="2.00")
+    await ledger.add_price("llama-3.3-70b-versatile", provider="groq", input="10.00", output="20.00")
     rate = NodeRate(
         gpu_model="H100", gpu_count=8, hourly_price=Decimal(36), currency="USD",
         effective_at=parse_rfc3339("2026-01-01T00:00:00Z"), source_address="https://cloud.example/h100",
@@ -145,7 +151,8 @@ async def test_idle_time_of_a_node_is_told_in_money(ledger: Ledger, commands: Co
         await save_node_rates(operator, [rate], "ada")
     hour = {"starts_at": "2026-01-15T09:00:00Z", "ends_at": "2026-01-15T10:00:00Z"}
     call = make_event(
-        "e", source=NODE, provider="vllm", model="m-own", requested_model=..., flavour="vllm.chat", node_id="gpu-7",
+        "e", source=NODE, provider="vllm", model="llama-3.3-70b", requested_model=..., flavour="vllm.chat",
+        node_id="gpu-7",
         usage={"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}, time="2026-01-15T09:30:10Z",
         prefill_ms=1_000, decode_ms=9_000,
     )  # fmt: skip
@@ -162,6 +169,11 @@ async def test_idle_time_of_a_node_is_told_in_money(ledger: Ledger, commands: Co
         ("gpu-8", "", 1, 1, None, None),
     ]
     assert only(idle, "idle_hours", "hours_without_rate") == [(Decimal("1.00"), 0), (1, 1)]
+
+    held = await ask(commands, "own-nodes-or-the-api", EVER, "model=llama-3.3-70b")
+    assert only(
+        held, "offer_provider", "node_amount", "list_amount", "break_even_ratio", "tokens", "break_even_tokens"
+    ) == [("groq", 36, Decimal("0.012"), 3000, 1100, 3_300_000)]
 
 
 async def test_a_correction_names_who_made_it_and_why(ledger: Ledger, commands: Commands) -> None:
