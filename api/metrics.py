@@ -1,10 +1,12 @@
 """Counters and histograms of one process. No label names a tenant, a key or a source."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,24 +58,47 @@ class Watched(Collector):
         yield from families.values()
 
 
+class Answers(Collector):
+    """Answers by route, and what they took: counted by the one thread there is, where the library's own take a lock for each figure."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._seconds: dict[str, list[float]] = {}
+
+    def count(self, method: str, route: str, status: int, seconds: float) -> None:
+        key = method, route, status
+        self._counts[key] = self._counts.get(key, 0) + 1
+        found = self._seconds.get(route)
+        if found is None:
+            # By bucket, the last without a bound, and behind them the sum.
+            found = self._seconds[route] = [0.0] * (len(_SECONDS) + 2)
+        found[bisect_left(_SECONDS, seconds)] += 1
+        found[-1] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "tallystick_http_requests", "Answers by route, method and status.", labels=["method", "route", "status"]
+        )
+        for (method, route, status), count in self._counts.items():
+            requests.add_metric([method, route, str(status)], count)
+        yield requests
+        took = HistogramMetricFamily(
+            "tallystick_http_request_seconds", "From the request's head to the end of the answer.", labels=["route"]
+        )
+        for route, (*counts, total) in self._seconds.items():
+            bounds = [*(str(float(bound)) for bound in _SECONDS), "+Inf"]
+            took.add_metric([route], list(zip(bounds, accumulate(counts), strict=True)), total)
+        yield took
+
+
 class Metrics:
     """All of them, in a registry of their own, so that two apps in one process do not meet."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "tallystick_http_requests",
-            "Answers by route, method and status.",
-            ["method", "route", "status"],
-            registry=self.registry,
-        )
-        self._request_seconds = Histogram(
-            "tallystick_http_request_seconds",
-            "From the request's head to the end of the answer.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
+        self._answers = Answers()
+        self.registry.register(self._answers)
+        self.answered: Final = self._answers.count
         self.events = Counter(
             "tallystick_events", "Events answered, by what became of them.", ["outcome"], registry=self.registry
         )
@@ -134,19 +159,10 @@ class Metrics:
         )
         self._found: Sequence[Found] = ()
         self.registry.register(Watched(lambda: self._found))
-        # Looking a label up costs more than counting.
-        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._outcomes: dict[str, Counter] = {}
 
-    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        known = self._known.get((method, route, status))
-        if known is None:
-            known = self._requests.labels(method, route, str(status)), self._request_seconds.labels(route)
-            self._known[method, route, status] = known
-        known[0].inc()
-        known[1].observe(seconds)
-
     def decided(self, outcomes: Sequence[str]) -> None:
+        # Looking a label up costs more than counting.
         for outcome in set(outcomes):
             counter = self._outcomes.get(outcome)
             if counter is None:

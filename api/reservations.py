@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope
 from api.away import AwayDecision
 from api.bodies import check_json, decode, read_stream
 from api.documents import Room, answers, operation, path_parameter, query_parameter
+from api.encoded import Admissions
 from api.errors import (
     BudgetExhausted,
     EstimateMissing,
@@ -42,8 +43,10 @@ from ledger.statements import Outcome as EventOutcome
 from quotas.estimates import Basis
 from quotas.remaining import Span
 from quotas.reservations import (
+    Admission,
     Ask,
     Change,
+    Decided,
     Decision,
     Hold,
     Key,
@@ -243,7 +246,7 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
     _for(key, asks, "tenant_id")
     _check_zero_bytes(body, asks)
     (decision,) = await _decided(services, asks)
-    if not decision.is_admitted:
+    if isinstance(decision, Decision) and not decision.is_admitted:
         raise _refusal(decision)
     if decision.state != "held":
         raise ReservationOver(
@@ -255,7 +258,7 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
     headers = {"location": f"{PATH}/{name if _PLAIN.fullmatch(name) else quote(name, safe='')}"}
     if isinstance(decision, AwayDecision):
         headers["tallystick-away"] = "true"
-    return 200 if decision.is_replay else 201, headers, _encode(_reply(decision))
+    return 200 if decision.is_replay else 201, headers, _written(decision)
 
 
 async def create_many(services: Services, authorization: str | None, body: bytes) -> Wire:
@@ -268,14 +271,14 @@ async def create_many(services: Services, authorization: str | None, body: bytes
     _for(key, asks, "reservations[{}].tenant_id")
     _check_zero_bytes(body, asks)
     decisions = await _decided(services, asks)
-    return 200, {}, _encode(BatchReply([_reply(decision) for decision in decisions]))
+    return 200, {}, b'{"results":[' + b",".join(map(_written, decisions)) + b"]}"
 
 
 async def _asking(services: Services, authorization: str | None) -> ApiKey:
     return await services.keys.identify(authorization, "reservations:write", is_away=services.reserving.is_away)
 
 
-async def _decided(services: Services, asks: Sequence[Ask]) -> list[Decision]:
+async def _decided(services: Services, asks: Sequence[Ask]) -> list[Decided]:
     try:
         decisions = await services.reserving.reserve(asks)
     except Unavailable as refusal:
@@ -337,6 +340,13 @@ def _reply(decision: Decision) -> ReservationReply:
         decision.is_replay,
         isinstance(decision, AwayDecision),
     )
+
+
+_admissions: Final = Admissions(lambda decision: _encode(_reply(decision)))
+
+
+def _written(decision: Decided) -> bytes:
+    return _admissions.written(decision) if isinstance(decision, Admission) else _encode(_reply(decision))
 
 
 def _refusal(decision: Decision) -> Refusal:

@@ -24,7 +24,7 @@ from ledger.database import Connection, connect
 from ledger.errors import StaleBooks
 from quotas import reservations
 from quotas.known import Known
-from quotas.reservations import Ask, Change, Decision, Key, Settlement
+from quotas.reservations import Ask, Change, Decided, Key, Settlement
 
 log = logging.getLogger("tallystick.api")
 
@@ -301,7 +301,7 @@ class Flusher:
 
 
 async def _reserve(connection: Connection, items: Sequence[Any], books: Books, known: Known) -> list[Any]:
-    return list(await reservations.reserve(connection, items, books, known=known))
+    return list(await reservations.decide(connection, items, books, known=known))
 
 
 async def _settle(connection: Connection, items: Sequence[Any], _: Books, __: Known) -> list[Any]:
@@ -442,7 +442,7 @@ class Reserving:
             return "the queue is full"
         return None
 
-    async def reserve(self, asks: Sequence[Ask]) -> list[Decision]:
+    async def reserve(self, asks: Sequence[Ask]) -> list[Decided]:
         """Decide asks, those of one tenant in their order, and answer after the commit."""
         return await self._submit("reserve", asks)
 

@@ -94,10 +94,8 @@ class Reach(msgspec.Struct, frozen=True, gc=False):
     rates: tuple[Rates | None, Rates | None] = (None, None)
     """What those come to for counts of input and output; None where more has to be looked at than the counts."""
 
-    @property
-    def cost_currency(self) -> str | None:
-        """What the cost of counts is in, where there are rates for it."""
-        return None if self.sets is None or isinstance(self.sets[0][0], Unpriced) else self.sets[0][0].currency
+    cost_currency: str | None = None
+    """What the cost of counts is in, where there is a price for it."""
 
 
 def reach(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> Reach:
@@ -110,7 +108,8 @@ def reach(books: Books, tenant: Tenant, call: Call, now: int, until: int) -> Rea
     if any(_has_bands(prices, each) for each in (*prices.rate_sets(asked), *then)):
         return Reach(model, currency, None)
     cost, charge = sets = _reachable(prices, asked, call.basis, until)
-    return Reach(model, currency, sets, (_rates(books, cost, tenant, call), _rates(books, charge, tenant, call)))
+    rates = _rates(books, cost, tenant, call), _rates(books, charge, tenant, call)
+    return Reach(model, currency, sets, rates, None if isinstance(cost[0], Unpriced) else cost[0].currency)
 
 
 def _rates(books: Books, sets: Sets, tenant: Tenant, call: Call) -> Rates | None:

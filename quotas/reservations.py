@@ -12,7 +12,7 @@ from decimal import Decimal
 from hashlib import sha256
 from operator import attrgetter
 from types import NoneType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 import psycopg
@@ -190,6 +190,48 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         return self.outcome in ("admitted", "degraded")
 
 
+class Admission(msgspec.Struct, frozen=True, gc=False):
+    """Admitted as it was asked, by budgets that were known: a decision that is not written out yet."""
+
+    tenant_id: str
+    reservation_id: str
+    fit: Fit
+    texts: tuple[str, ...]
+    """What is held of each of its budgets."""
+    tightest: tuple[int, str] | None
+    """Which of them, and what remains of it."""
+    expires_at: datetime
+    decided_at: datetime
+    outcome: ClassVar[Outcome] = "admitted"
+    state: ClassVar[State] = "held"
+    is_admitted: ClassVar[bool] = True
+    is_replay: ClassVar[bool] = False
+
+    def written_out(self) -> Decision:
+        matches = self.fit.matches
+        named = None
+        if self.tightest is not None:
+            place, left = self.tightest
+            match = matches[place]
+            assert match.limit is not None, "what has no limit is not the tightest"
+            window = span(match.kind, match.days, match.anchor, match.window_start, match.zone)
+            named = Tightest(
+                match.budget_id, match.group_key, match.unit, match.currency, match.hardness, window, match.limit,
+                self.texts[place], left,
+            )  # fmt: skip
+        holds = [
+            Hold(match.budget_id, match.group_key, match.window_start, match.unit, match.currency, text, text)
+            for match, text in zip(matches, self.texts, strict=True)
+        ]
+        return Decision(
+            self.tenant_id, self.reservation_id, "admitted", "held", None, named, tuple(holds), None, None, None,
+            self.expires_at, self.decided_at,
+        )  # fmt: skip
+
+
+Decided = Decision | Admission
+
+
 class Reservation(msgspec.Struct, frozen=True, gc=False):
     """A reservation as it stands."""
 
@@ -298,6 +340,20 @@ async def reserve(
     is_booking: bool = False,
     known: Known | None = None,
 ) -> list[Decision]:
+    """Do what `decide` does, and write every decision out."""
+    decided = await decide(connection, asks, books, at=at, is_booking=is_booking, known=known)
+    return [each.written_out() if isinstance(each, Admission) else each for each in decided]
+
+
+async def decide(
+    connection: Connection,
+    asks: Sequence[Ask],
+    books: Books,
+    *,
+    at: int | None = None,
+    is_booking: bool = False,
+    known: Known | None = None,
+) -> list[Decided]:
     """Decide asks in their order, each against all budgets in its scope, and hold what is admitted.
 
     Shape: one decision per ask, in order. An id that was admitted before is answered with where it stands now, or as a
@@ -309,7 +365,7 @@ async def reserve(
     """
     if len({(ask.tenant_id, ask.reservation_id) for ask in asks}) == len(asks):
         return await _reserve(asks, connection, books, at, is_booking, known)
-    decisions: list[Decision | None] = [None] * len(asks)
+    decisions: list[Decided | None] = [None] * len(asks)
     waiting = list(range(len(asks)))
     while waiting:
         # The same id twice in one call is decided in two: the second time it is there already, or it is decided anew.
@@ -330,7 +386,7 @@ async def reserve(
 
 async def _reserve(
     asks: Sequence[Ask], connection: Connection, books: Books, at: int | None, is_booking: bool, known: Known | None
-) -> list[Decision]:
+) -> list[Decided]:
     now = micros(datetime.now(UTC)) if at is None else at
     by_name = {name: books.parties.tenant_at(name, now) for name in {ask.tenant_id for ask in asks}}
     payers = [by_name[ask.tenant_id] for ask in asks]
@@ -363,7 +419,7 @@ async def _reserve(
         if known is not None:
             answer.teach(known, table.scopes, books)
     if not refused and isinstance(answer, _AllFit | _NoneFits):
-        return answer.decisions(asks)
+        return answer.decided(asks)
     earlier = [
         (ask.tenant_id, ask.reservation_id)
         for ask, place in zip(asks, places, strict=True)
@@ -680,7 +736,7 @@ class _AllFit:
         self.outcomes: Sequence[str] = ["admitted"] * len(self._scope_of)
         self.decided_at = _EPOCH
         self._until: dict[int, datetime] = {}
-        self._tightest: list[tuple[int, str, Span] | None] = []
+        self._tightest: list[tuple[int, str] | None] = []
         self._texts: list[tuple[str, ...]] = [()] * len(self._scope_of)
         self._sums: list[list[Amount]] = []
         self.is_known = True
@@ -782,39 +838,28 @@ class _AllFit:
                     Decimal(tightest[1]), Decimal(summed)
                 ):
                     tightest = place, left, summed
-            if tightest is None:
-                self._tightest.append(None)
-            else:
-                match = fit.matches[tightest[0]]
-                window = span(match.kind, match.days, match.anchor, match.window_start, match.zone)
-                self._tightest.append((tightest[0], shortest(tightest[1]), window))
+            self._tightest.append(None if tightest is None else (tightest[0], shortest(tightest[1])))
 
-    def decisions(self, asks: Sequence[Ask]) -> list[Decision]:
-        return [self.decision(place, ask, None) for place, ask in enumerate(asks)]
+    def decided(self, asks: Sequence[Ask]) -> list[Decided]:
+        return [self._admission(place, ask) for place, ask in enumerate(asks)]
 
     def decision(self, place: int, ask: Ask, _: "Reservation | None") -> Decision:
+        return self._admission(place, ask).written_out()
+
+    def _admission(self, place: int, ask: Ask) -> Admission:
         scope = self._scope_of[place]
-        matches, texts, tightest = self._fits[scope].matches, self._texts[place], self._tightest[scope]
-        named = None
-        if tightest is not None:
-            number, left, window = tightest
-            match = matches[number]
-            assert match.limit is not None
-            named = Tightest(
-                match.budget_id, match.group_key, match.unit, match.currency, match.hardness, window, match.limit,
-                texts[number], left,
-            )  # fmt: skip
         until = self._until.get(ask.ttl_seconds)
         if until is None:
             until = self._until[ask.ttl_seconds] = self.decided_at + timedelta(seconds=ask.ttl_seconds)
-        holds = [
-            Hold(match.budget_id, match.group_key, match.window_start, match.unit, match.currency, text, text)
-            for match, text in zip(matches, texts, strict=True)
-        ]
-        return Decision(
-            ask.tenant_id, ask.reservation_id, "admitted", "held", None, named, tuple(holds), None, None, None, until,
+        return Admission(
+            ask.tenant_id,
+            ask.reservation_id,
+            self._fits[scope],
+            self._texts[place],
+            self._tightest[scope],
+            until,
             self.decided_at,
-        )  # fmt: skip
+        )
 
 
 class _NoneFits:
@@ -831,7 +876,7 @@ class _NoneFits:
         self._decided_at = decided_at
         self._found = list(zip(full, why, remaining, strict=True))
 
-    def decisions(self, asks: Sequence[Ask]) -> list[Decision]:
+    def decided(self, asks: Sequence[Ask]) -> list[Decided]:
         return [self.decision(place, ask, None) for place, ask in enumerate(asks)]
 
     def decision(self, place: int, ask: Ask, _: "Reservation | None") -> Decision:

@@ -7,11 +7,16 @@ from decimal import Decimal
 from typing import Any
 
 import httpx
+import msgspec
 import psycopg
 import pytest
 
+from api.encoded import Admissions
+from api.reservations import _reply
 from ledger.database import connect
 from ledger.registry import resume_tenant, suspend_tenant
+from quotas.known import Fit, Match
+from quotas.reservations import Admission
 from tests.api.support import Site, add_budget, bearer, make_key, problem, site
 from tests.factories import GATEWAY, make_event
 from tests.support.ledger import Ledger, now
@@ -274,6 +279,34 @@ async def test_a_batch_has_a_limit(world: Ledger) -> None:
             )
             assert answer.status_code == status
         assert problem(await Gateway(here, token).post("reservations:batch", {"reservations": []})) == "invalid-request"
+
+
+def test_an_admission_is_written_as_its_decision_is() -> None:
+    start, end = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 4, 1, tzinfo=UTC)
+
+    def match(budget_id: str, **fields: Any) -> Match:
+        return Match(
+            **{
+                "budget_id": budget_id, "group_key": "", "window_start": start.date(), "unit": "charge", "currency": "USD",
+                "hardness": "hard", "limit": "100", "kind": "month", "days": None, "anchor": None, "zone": "UTC",
+                "room": Decimal(100), "marks": "{}", **fields,
+            }
+        )  # fmt: skip
+
+    odd = match('100 % "%s" é \\u00004', group_key='["a","%d"]', kind="lifetime")
+    none = Fit((), start, end)
+    one = Fit((match("b-1"),), start, end)
+    two = Fit((odd, match("b-2", unit="requests", currency=None)), start, end)
+    written = Admissions(lambda decision: msgspec.json.encode(_reply(decision)))
+    names = ["r-1", 'r "2" %s\\', "ré\\u00003\\u0000", "\x01 4"]
+    for fit, texts, tightest in (
+        (none, (), None), (one, ("0.1",), (0, "-5")), (two, ("1", "7"), (1, "3")), (two, ("2", "8"), (0, "4")),
+        (two, ("0", "0"), None), (one, ("0.2",), (0, "0")), (one, ("0.3",), None),
+    ):  # fmt: skip
+        for name in names:
+            for expires_at in (start, end, datetime(2026, 3, 5, 1, 2, 3, 450, tzinfo=UTC)):
+                admission = Admission("t-" + name, name, fit, texts, tightest, expires_at, start)
+                assert written.written(admission) == msgspec.json.encode(_reply(admission.written_out()))
 
 
 async def test_concurrent_asks_share_statements_and_admit_exactly_what_there_is(
