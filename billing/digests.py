@@ -54,15 +54,17 @@ def _texts(*values: Any) -> str:
 
 def _line(line: Line) -> str:
     """Return all fields of a line, in order: most of a document's text, so by hand."""
-    per = line.per
+    per, exact = line.per, _number(line.exact_amount)
+    # Mostly one value: what was charged is what is billed.
+    charged = exact if line.charged_amount is line.exact_amount else _number(line.charged_amount)
     service = _names(
         line.kind, line.description, line.service_start, line.service_end, line.feature, line.provider, line.model,
         line.meter,
     )  # fmt: skip
     return (
         f"[{line.line_no},{service},{_number(line.quantity)},{_number(line.unit_price)},{'null' if per is None else per}"
-        f",{_number(line.exact_amount)},{_number(line.amount)},{_names(line.tax_category, line.item_id)}"
-        f",{_number(line.charged_amount)},{_names(line.charged_currency)},{_number(line.exchange_rate)}"
+        f",{exact},{_number(line.amount)},{_names(line.tax_category, line.item_id)}"
+        f",{charged},{_names(line.charged_currency)},{_number(line.exchange_rate)}"
         f",{_text(line.exchange_rate_at)},{_text(line.corrects_line_no)}]"
     )
 

@@ -117,6 +117,7 @@ async def issue_all(
 ) -> AsyncIterator[tuple[list[Outcome], int, int]]:
     """Issue a month of all tenants, or of an entity's; yield outcomes, tenants done and tenants in all, group by group.
 
+    The first is empty and comes before the month is read, which takes a while: what can be refused at once is refused by then.
     A tenant that cannot be issued is parked and the others go on. With a `second` connection the next group is locked and
     drafted while one is written; it is numbered when that one has been committed.
     """
@@ -124,6 +125,7 @@ async def issue_all(
     ids = await tenants_of(connection, month, entity_id)
     if not ids:
         raise ActRefused(f"nobody has a period {month:%Y-%m}")
+    yield [], 0, len(ids)
     lanes = [connection] if second is None else [connection, second]
     done = 0
     for start in range(0, len(ids), FOLDED):
@@ -365,7 +367,7 @@ async def _write(
     failpoints.hit("issue.after_numbers")
     await insert_documents(connection, issued)
     failpoints.hit("issue.after_documents")
-    await prove_lines(connection, month, [each.of.known.tenant_id for each in chosen])
+    await prove_lines(connection, month, [each.of for each in chosen])
     await burn_credits(connection, terms.actor, [each.document for each in issued])
     await record_documents(connection, terms, issued)
     notes: dict[str, list[str]] = {}
@@ -435,58 +437,40 @@ def numbered(document: Document, issuer: Issuer, value: int, now: datetime) -> D
     )
 
 
-async def prove_lines(connection: Connection, month: date, tenant_ids: Sequence[str]) -> None:
+async def prove_lines(connection: Connection, month: date, drafted: Sequence[Drafted]) -> None:
     """Hold the stored usage lines of live invoices against the seal, digit for digit; raise IssueRefused where they differ.
 
-    The entries themselves were held against seal and lines when the month was drafted, in this transaction.
+    The seal was read under the locks of this transaction, and the entries were held against it and the lines, when the month
+    was drafted.
     """
+    sealed = {each.known.tenant_id: each.sealed for each in drafted}
     cursor = await connection.execute(
         """
-        with lines as (
-            select d.tenant_id, l.charged_currency as currency, sum(l.charged_amount) as amount
-            from billing.documents as d
-            join billing.document_lines as l on l.document_id = d.document_id
-            where
-                d.posting_period = %(month)s
-                and d.tenant_id = any(%(ids)s)
-                and d.kind = 'invoice'
-                and l.kind = 'usage'
-                and not exists (select from billing.voids as v where v.document_id = d.document_id)
-            group by 1, 2
-        ),
-
-        credited as (
-            select c.tenant_id, e.charge_currency as currency, sum(e.charge_amount) as amount
-            from billing.credited_entries as c
-            join ledger.entries as e on e.posting_period = c.posting_period and e.entry_id = c.entry_id
-            where c.posting_period = %(month)s and c.tenant_id = any(%(ids)s)
-            group by 1, 2
-        ),
-
-        sealed as (
-            select p.tenant_id, s.key::char(3) as currency, s.value::numeric as amount
-            from ledger.periods as p
-            join ledger.seals as k using (tenant_id, posting_period, close_number)
-            cross join lateral jsonb_each_text(k.charge_sums) as s
-            where p.posting_period = %(month)s and p.tenant_id = any(%(ids)s) and p.state = 'closed'
-        )
-
-        select l.tenant_id, l.currency::text, l.amount, coalesce(s.amount, 0) - coalesce(c.amount, 0)
-        from lines as l
-        left join sealed as s on s.tenant_id = l.tenant_id and s.currency = l.currency
-        left join credited as c on c.tenant_id = l.tenant_id and c.currency = l.currency
-        where l.amount <> coalesce(s.amount, 0) - coalesce(c.amount, 0)
+        select d.tenant_id, l.currency::text, sum(l.amount)
+        from billing.documents as d
+        -- By document: what was written a moment ago is in no statistics.
+        cross join lateral (
+            select l.charged_currency as currency, sum(l.charged_amount) as amount
+            from billing.document_lines as l
+            where l.document_id = d.document_id and l.kind = 'usage'
+            group by 1
+        ) as l
+        where
+            d.posting_period = %s
+            and d.tenant_id = any(%s)
+            and d.kind = 'invoice'
+            and not exists (select from billing.voids as v where v.document_id = d.document_id)
+        group by 1, 2
         order by 1, 2
-        limit 1
         """,
-        {"month": month, "ids": list(tenant_ids)},
+        [month, list(sealed)],
     )
-    row = await cursor.fetchone()
-    if row is not None:
-        tenant_id, currency, lines, sealed = row
-        raise IssueRefused(
-            f"invoice lines of {tenant_id} {month:%Y-%m} come to {amount_text(lines)} {currency}, its seal to {amount_text(sealed)}"
-        )
+    for tenant_id, currency, lines in await cursor.fetchall():
+        wanted = sealed[tenant_id].get(currency, Decimal(0))
+        if lines != wanted:
+            raise IssueRefused(
+                f"invoice lines of {tenant_id} {month:%Y-%m} come to {amount_text(lines)} {currency}, its seal to {amount_text(wanted)}"
+            )
 
 
 async def burn_credits(connection: Connection, actor: str, documents: Sequence[Document]) -> None:

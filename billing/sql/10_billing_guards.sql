@@ -38,26 +38,48 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    newest bigint;
+    given record;
 begin
-    select d.number_value
-    into newest
-    from billing.documents as d
-    where d.entity_id = new.entity_id and d.kind = new.kind
-    order by d.number_value desc
+    select n.entity_id, n.kind, n.first, n.last, n.count, coalesce(b.number_value, 0) as before
+    into given
+    from (
+        select
+            entity_id,
+            kind,
+            min(number_value) as first,
+            max(number_value) as last,
+            count(*) as count
+        from new_rows
+        group by entity_id, kind
+    ) as n
+    left join lateral (
+        select d.number_value
+        from billing.documents as d
+        where d.entity_id = n.entity_id and d.kind = n.kind and d.number_value < n.first
+        order by d.number_value desc
+        limit 1
+    ) as b on true
+    -- That none is given twice is a key.
+    where n.first <> coalesce(b.number_value, 0) + 1 or n.last <> n.first + n.count - 1
     limit 1;
-    if new.number_value <> coalesce(newest, 0) + 1 then
+    if found then
         raise exception using
             errcode = 'TS004',
-            message = format('%s %s of %s does not follow %s', new.kind, new.number_value, new.entity_id, coalesce(newest, 0));
+            message = case
+                when given.first <> given.before + 1
+                    then format('%s %s of %s does not follow %s', given.kind, given.first, given.entity_id, given.before)
+                else
+                    format('%s of %s: %s numbers from %s to %s', given.kind, given.entity_id, given.count, given.first, given.last)
+            end;
     end if;
-    return new;
+    return null;
 end
 $$;
 
 create or replace trigger refuse_gap
-before insert on billing.documents
-for each row execute function billing.refuse_gap();
+after insert on billing.documents
+referencing new table as new_rows
+for each statement execute function billing.refuse_gap();
 
 -- Only the transaction that issues a document writes its lines, taxes, credits and entries. Lines have no foreign key, which would
 -- look each of them up by itself: here their documents are, once a statement, and a document is never deleted.
