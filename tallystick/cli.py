@@ -87,6 +87,9 @@ _EXPECTED: Final = {
 _NOT_MIGRATED: Final = "the database is not migrated to this version: run `tallystick migrate`"
 
 
+_INTERRUPTED: Final = 130
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 after a failure, 2 for a command that makes no sense, 130 after Ctrl-C."""
     _DEBUG["on"] = False
@@ -94,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         outcome = app(args=given or ["--help"], prog_name="tallystick", standalone_mode=False)
         sys.stdout.flush()
+        if outcome == _INTERRUPTED:
+            # Typer takes Ctrl-C for an exit, and says nothing.
+            return _failed("tallystick: interrupted", _INTERRUPTED)
         return outcome if isinstance(outcome, int) else 0
     except typer.TyperException as error:
         # What was typed makes no sense: say so behind the command that it was typed after.
@@ -104,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             message = "a command is missing; --help lists them"
         return _failed(f"{command}: {message}", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        return _failed("tallystick: interrupted", 130)
+        return _failed("tallystick: interrupted", _INTERRUPTED)
     except SystemExit as ended:
         # Typer ends the process where whoever read us has gone. They have seen enough, which is no failure.
         return 0 if isinstance(ended.__context__, BrokenPipeError) else 1

@@ -224,19 +224,26 @@ def issue_invoice(
             given = dataclasses.replace(terms, digests=await _digests(connection, tenant, first, digest))
         return await issue_month(connection, tenant, first, given)
 
+    done = of_all = 0
+
     async def many(connection: Connection, second: Connection) -> list[Outcome]:
+        nonlocal done, of_all
         found: list[Outcome] = []
         with bar(f"invoices {of_month}", "tenants") as move:
-            done = 0
-            async for outcomes, tenants, total in issue_all(connection, first, terms, entity_id=entity, second=second):
+            async for outcomes, tenants, of_all in issue_all(connection, first, terms, entity_id=entity, second=second):
                 found += outcomes
-                move(tenants - done, total)
+                move(tenants - done, of_all)
                 done = tenants
         return found
 
     if digest is not None and tenant is None:
         raise CommandError("a digest is of one tenant's draft")
-    outcomes = with_connection(one) if tenant is not None else with_connections(many, OPERATOR, OPERATOR)
+    try:
+        outcomes = with_connection(one) if tenant is not None else with_connections(many, OPERATOR, OPERATOR)
+    except KeyboardInterrupt:
+        if of_all:
+            note(f"{done:,} of {of_all:,} tenants are done, and stay so; the same command again does the others")
+        raise
     if format is Format.json:
         print_json(outcomes)
     else:
@@ -274,15 +281,18 @@ def _tell(outcomes: Sequence[Outcome], *, is_one: bool) -> None:
             say(f"{each.tenant_id} has nothing to bill in {each.month:%Y-%m}")
     if is_one:
         return
-    sums: dict[str, Decimal] = {}
-    for each in outcomes:
-        if each.result == "issued" and each.currency is not None and each.total is not None:
-            sums[each.currency] = sums.get(each.currency, Decimal(0)) + each.total
-    counts = {name: sum(each.result == name for each in outcomes) for name in _RESULTS}
-    issued = ", ".join(_money(total, currency) for currency, total in sorted(sums.items()))
-    said = [f"{counts[name]:,} {words}" for name, words in _RESULTS.items() if counts[name] or name == "issued"]
-    say("; ".join(said) + (f"; issued {issued}" if issued else ""))
-    if counts["parked"]:
+    said = []
+    for result, words in _RESULTS.items():
+        found = [each for each in outcomes if each.result == result]
+        sums: dict[str, Decimal] = {}
+        for each in found:
+            if each.currency is not None and each.total is not None:
+                sums[each.currency] = sums.get(each.currency, Decimal(0)) + each.total
+        money = ", ".join(_money(total, currency) for currency, total in sorted(sums.items()))
+        if found or result == "issued":
+            said.append(f"{len(found):,} {words}" + (f" ({money})" if money else ""))
+    say("; ".join(said))
+    if any(each.result == "parked" for each in outcomes):
         say("`tallystick invoice parked` lists what waits")
 
 

@@ -138,8 +138,8 @@ async def test_the_commands_of_the_page_end_the_demos_month(
     assert "cannot be issued" not in said
 
     said = shell(issue)
-    assert "12 issued; issued " in said
-    assert month != "2026-11" or "issued 115.17 USD" in said, "as the page says"
+    assert "12 issued (" in said
+    assert month != "2026-11" or "12 issued (115.17 USD)" in said, "as the page says"
     assert "nothing waits" in shell(waits)
     listed = shell.json(f"tallystick invoice list --month {month}")
     shown = {each["number"]: shell.json(f"tallystick invoice show {each['number']}") for each in listed}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger import failpoints
 from tests.billing.support import dollars
 from tests.support.databases import Database
 from tests.support.ledger import Ledger
@@ -57,7 +58,7 @@ def test_a_month_from_agreement_to_credit_note(billed: Commands, tmp_path: Path)
     said = billed.ok("invoice", "issue", "t-alpha", "2026-01", "--digest", digest).out
     assert said == "issued NW-000001: 8.40 USD, due 8.40 USD\n"
     again = billed.ok("invoice", "issue", "--all", "2026-01").out
-    assert again == "0 issued; 1 issued before\n"
+    assert again == "0 issued; 1 issued before (8.40 USD)\n"
     shown = billed.ok("invoice", "show", "NW-000001").out
     assert "VAT 20 % on 7.00  1.40 USD" in shown
     assert "m-sub: uncached input tokens" in shown
@@ -83,10 +84,28 @@ def test_a_void_is_said_and_makes_room_for_another(billed: Commands, tmp_path: P
     billed.ok("billing", "apply", str(tmp_path / "billing.yaml"))
     billed.ok("period", "close", "2026-01", "--all", "--commit")
     said = billed.ok("invoice", "issue", "--entity", "entity-1", "--month", "2026-01").out
-    assert said == "1 issued; issued 8.40 USD\n"
+    assert said == "1 issued (8.40 USD)\n"
     assert billed.ok("invoice", "void", "NW-000001", "--reason", "a wrong name").out == "voided: NW-000001\n"
     assert billed.ok("invoice", "void", "NW-000001", "--reason", "again").out == "was voided before: NW-000001\n"
     assert billed.ok("invoice", "issue", "t-alpha", "--month", "2026-01").out.startswith("issued NW-000002")
+
+
+def test_a_run_that_is_interrupted_says_how_far_it_came(billed: Commands, tmp_path: Path) -> None:
+    def ctrl_c(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    billed.ok("billing", "apply", str(tmp_path / "billing.yaml"))
+    billed.ok("period", "close", "2026-01", "--all", "--commit")
+    failpoints.set_failpoint("issue.between_groups", ctrl_c)
+    try:
+        ran = billed("invoice", "issue", "--all", "2026-01")
+    finally:
+        failpoints.set_failpoint("issue.between_groups", None)
+    assert (ran.code, ran.err) == (
+        130,
+        "1 of 1 tenants are done, and stay so; the same command again does the others\ntallystick: interrupted\n",
+    )
+    assert billed.ok("invoice", "issue", "--all", "2026-01").out == "0 issued; 1 issued before (8.40 USD)\n"
 
 
 @pytest.mark.parametrize(
