@@ -1,12 +1,14 @@
-"""POST /v1/reservations against a bare ASGI app that reads the body and answers as much, on the same server; and in batches.
+"""POST /v1/reservations against a bare ASGI app that reads the body and answers as much, on the same server; in batches; and settled.
 
 One hot tenant with three budgets, none of which ever refuses: every ask is decided, held and committed before its answer. The
-baseline does nothing at all, so the ratio is what deciding costs over HTTP itself.
+baseline does nothing at all, so the ratio is what deciding costs over HTTP itself. A settle brings the call's usage event: its
+entry is posted, and the hold given back, in the commit that comes before the answer.
 """
 
 import itertools
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from api.config import Config
 from ledger.api_keys import create_key
@@ -16,9 +18,11 @@ from tests.bench.bench_read_http import check_plain, close
 from tests.bench.harness import Comparison, compare, size
 from tests.bench.http_load import Answer, at_rate, lines, request, saturate
 from tests.bench.world import World, world
-from tests.factories import GATEWAY
+from tests.factories import GATEWAY, make_event
 
 BATCH = 100
+SETTLES = 4
+"""One settle is measured for so many asks: it costs as much as a few of them."""
 
 
 class Asks:
@@ -57,6 +61,24 @@ class Asks:
             for _ in range(count)
         ]
 
+    def settles(self, asked: list[bytes]) -> list[bytes]:
+        """Return the ends of calls that were asked for."""
+        now = datetime.now(UTC).isoformat()
+        found = []
+        for one in asked:
+            name = json.loads(one.partition(b"\r\n\r\n")[2])["reservation_id"]
+            event = make_event(f"ev-{name}", tenant_id="t-0001", time=now, reservation_id=name, request_id=name)
+            body = json.dumps({"tenant_id": "t-0001", "event": event}).encode()
+            found.append(request("POST", f"/v1/reservations/{name}:settle", self._token, body))
+        return found
+
+
+def check_settled(answer: Answer) -> None:
+    status, body = answer
+    assert status == 200, (status, body)
+    told = json.loads(body)
+    assert (told["state"], told["event"]["outcome"]) == ("settled", "created"), told
+
 
 def check_admitted(answer: Answer) -> None:
     status, body = answer
@@ -94,6 +116,7 @@ async def run() -> list[Comparison]:
 
 async def _measured(made: World, asks: Asks, ours: int, plain: int, count: int) -> list[Comparison]:
     found: list[Comparison] = []
+    ends: list[Comparison] = []
     for callers in (32, 256):
         our_lines, plain_lines = await lines(ours, callers), await lines(plain, callers)
 
@@ -107,6 +130,21 @@ async def _measured(made: World, asks: Asks, ours: int, plain: int, count: int) 
             return speed
 
         found.append(await compare(f"reserve over HTTP, {callers} callers", "asks", baseline, candidate, target=0.35))
+
+        async def plain_ends() -> float:
+            return await saturate(plain_lines, asks.settles(asks.single(count // SETTLES)), check_plain)  # noqa: B023
+
+        async def settled() -> float:
+            asked = asks.single(count // SETTLES)
+            await saturate(our_lines, asked, check_admitted)  # noqa: B023
+            before = _entries(made)
+            speed = await saturate(our_lines, asks.settles(asked), check_settled)  # noqa: B023
+            assert _entries(made) - before == len(asked)
+            return speed
+
+        ends.append(
+            await compare(f"settle with its event over HTTP, {callers} callers", "settles", plain_ends, settled)
+        )
         close(our_lines, plain_lines)
     single = found[-1]
     batch_lines, our_lines = await lines(ours, 8), await lines(ours, 256)
@@ -131,7 +169,11 @@ async def _measured(made: World, asks: Asks, ours: int, plain: int, count: int) 
         latencies = await at_rate(our_lines, rate, asks.single(int(rate * seconds)), check_admitted)
         print(latencies.line(f"reserve at {share:.0%} of saturation"), flush=True)
     close(our_lines)
-    return found
+    return [*found, *ends]
+
+
+def _entries(made: World) -> int:
+    return int(made.ledger.value("select count(*) from ledger.entries"))
 
 
 def _held(made: World) -> int:

@@ -31,7 +31,7 @@ async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": _BODY})
 
 
-_BODY = b"x" * 400
+_BODY = b"x" * 900
 _HEAD = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_BODY))]
 
 
