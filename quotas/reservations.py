@@ -24,6 +24,7 @@ from ledger.errors import StaleBooks
 from ledger.meters import METERS, Quantities
 from ledger.money import EXACT
 from ledger.parties import Tenant
+from ledger.rows import row
 from ledger.times import from_micros, micros
 from quotas.errors import AskRefused
 from quotas.estimates import Basis, Reach, estimate, largest_amount, reach
@@ -926,8 +927,7 @@ async def _decide_known(
     if any(known.is_full(key) for key in asked.windows):
         return await _refuse_known(connection, table, asked, known, at)
     try:
-        cursor = await connection.execute(_RESERVE_KNOWN, asked.parameters(table, known, at), prepare=True)
-        row = await cursor.fetchone()
+        at_text, taken_text = await row(connection, _RESERVE_KNOWN, asked.parameters(table, known, at))
     except (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected):
         # An id that is there already, or is being made: the long way tells which.
         return None
@@ -935,10 +935,10 @@ async def _decide_known(
         if error.sqlstate == _STALE:
             return None
         raise
-    assert row is not None
-    decided_at, taken = row
+    decided_at = None if at_text is None else datetime.fromisoformat(at_text)
+    taken = _elements(taken_text)
     has_full = False
-    for (key, (_, summed, room, _marks)), before in zip(asked.windows.items(), taken or (), strict=False):
+    for (key, (_, summed, room, _marks)), before in zip(asked.windows.items(), taken, strict=False):
         if decided_at is not None:
             known.note_room(key)
         elif room is not None and added(Decimal(before), summed) > room:
@@ -946,8 +946,13 @@ async def _decide_known(
             has_full = True
     if decided_at is None:
         return await _refuse_known(connection, table, asked, known, at) if has_full else None
-    asked.take(decided_at, taken or ())
+    asked.take(decided_at, taken)
     return asked
+
+
+def _elements(array: str | None) -> list[str]:
+    """Return the elements of an array of numbers or letters as Postgres writes it."""
+    return array[1:-1].split(",") if array and array != "{}" else []
 
 
 async def _refuse_known(
@@ -955,12 +960,12 @@ async def _refuse_known(
 ) -> _NoneFits | None:
     """Refuse asks none of which fits, or return None: then nothing was decided."""
     refusal, parameters = asked.none_fits(table, known, at)
-    cursor = await connection.execute(_REFUSE_KNOWN, parameters, prepare=True)
-    row = await cursor.fetchone()
-    assert row is not None
-    if row[0] is None:
+    decided_at, full, why, remaining = await row(connection, _REFUSE_KNOWN, parameters)
+    if decided_at is None:
         return None
-    refusal.take(*row)
+    refusal.take(
+        datetime.fromisoformat(decided_at), list(map(int, _elements(full))), _elements(why), _elements(remaining)
+    )
     return refusal
 
 

@@ -23,6 +23,7 @@ from api.config import Config
 from api.database import Reader
 from api.metrics import Metrics
 from api.reserving import Reserving
+from ingest.intake import ease_collection
 from ledger.database import Connection, connect
 from quotas.reservations import Ask
 from tests.bench.harness import PAIRS, Comparison, Timed, size
@@ -234,6 +235,8 @@ async def replica(made: World) -> AsyncIterator[Reserving]:
 
 
 async def run() -> list[Comparison]:
+    # As a server does once it has started.
+    ease_collection()
     asks = size("ASKS", 20_000)
     print(f"    {asks:,} asks a run of one tenant; shared_buffers {SHARED_BUFFERS}, fsync on", flush=True)
     async with world(0) as made, replica(made) as reserving, pool(made) as connections:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from statistics import median, quantiles
 
+from ingest.intake import ease_collection
 from quotas.reservations import Ask
 from tests.bench.bench_reserve import TENANT, replica
 from tests.bench.harness import PAIRS, Comparison, size
@@ -27,6 +28,7 @@ BATCHES_PER_SECOND = 40
 
 
 async def run() -> list[Comparison]:
+    ease_collection()
     seconds = size("SECONDS", 3)
     print(
         f"    {seconds} s a run, {CALLERS} callers, {BATCH} events a batch; shared_buffers {SHARED_BUFFERS}, fsync on",

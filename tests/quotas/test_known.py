@@ -1,6 +1,6 @@
 """What is remembered of scopes: asks that it decides are decided as matching all budgets anew would."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import date
 from decimal import Decimal
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from ledger.database import Connection
 from ledger.times import parse_rfc3339
+from quotas import reservations
 from quotas.known import shortest
 from quotas.reservations import Decision
 from quotas.terms import Step
@@ -17,28 +19,35 @@ from tests.support.ledger import Ledger
 
 
 class Counted:
-    """A connection that counts which statements go over it."""
+    """Counts which statements are run."""
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
         self.short = self.long = self.refused = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    async def execute(self, statement: str, *rest: Any, **options: Any) -> Any:
+    def note(self, statement: str) -> None:
         self.short += "quotas.reserve_known(" in statement
         self.refused += "quotas.refuse_known(" in statement
         self.long += "quotas.reserve(" in statement
-        return await self._connection.execute(statement, *rest, **options)
 
 
 @asynccontextmanager
 async def desk_of(ledger: Ledger, at: str = "2026-03-10T12:00:00Z") -> AsyncIterator[tuple[Desk, Counted]]:
+    counted = Counted()
     async with Desk(ledger, at) as desk:
-        counted = Counted(desk.connection)
-        desk.connection = counted  # type: ignore[assignment]
-        yield desk, counted
+        with pytest.MonkeyPatch.context() as patch:
+            execute, row = desk.connection.execute, reservations.row
+
+            async def executed(statement: Any, *rest: Any, **options: Any) -> Any:
+                counted.note(statement)
+                return await execute(statement, *rest, **options)
+
+            async def of_row(connection: Connection, statement: str, parameters: Sequence[object]) -> list[str | None]:
+                counted.note(statement)
+                return await row(connection, statement, parameters)
+
+            patch.setattr(desk.connection, "execute", executed)
+            patch.setattr(reservations, "row", of_row)
+            yield desk, counted
 
 
 def said(decision: Decision) -> tuple[Any, ...]:
