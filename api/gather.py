@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Key = TypeVar("Key")
 Found = TypeVar("Found")
@@ -59,3 +59,24 @@ class Gather(Generic[Key, Found]):
                 for answer in answers:
                     if not answer.done():
                         answer.set_result(value)
+
+
+class Kept(Gather[Key, Found]):
+    """The same of what never changes: each is read once."""
+
+    _KEPT_MAX: Final = 10_000
+
+    def __init__(self, read: Callable[[Sequence[Key]], Awaitable[dict[Key, Found]]]) -> None:
+        super().__init__(read)
+        self._kept: dict[Key, Found] = {}
+
+    async def get(self, key: Key) -> Found | None:
+        """Return what there is under a key, or None."""
+        found = self._kept.get(key)
+        if found is None:
+            found = await super().get(key)
+            if found is not None:
+                if len(self._kept) >= self._KEPT_MAX:
+                    self._kept.clear()
+                self._kept[key] = found
+        return found

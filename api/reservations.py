@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
@@ -164,7 +164,12 @@ class ReservationReply(Struct, omit_defaults=True):
     reason: Annotated[str | UnsetType, Meta(description="Refused: why.")] = UNSET
     route: Annotated[str | UnsetType, Meta(description="Degraded: where the call must go instead.")] = UNSET
     output_tokens_max: Annotated[int | UnsetType, Meta(description="Degraded: the cap it must be sent with.")] = UNSET
-    budget: Annotated[Tightest | UnsetType, Meta(description="The budget with the least left for such a call.")] = UNSET
+    budget: Annotated[
+        Tightest | UnsetType,
+        Meta(
+            description="The budget with the least left for such a call; limit and remaining are null where other tenants use it too, and the key does not speak for all."
+        ),
+    ] = UNSET
     holds: Annotated[Sequence[Hold] | UnsetType, Meta(description="What is held, by budget.")] = UNSET
     expires_at: datetime | UnsetType = UNSET
     retry_at: Annotated[datetime | UnsetType, Meta(description="Refused: when there is room at the earliest.")] = UNSET
@@ -245,7 +250,7 @@ async def create(services: Services, authorization: str | None, body: bytes) -> 
     asks = (decode(_ask_decoder, body),)
     _for(key, asks, "tenant_id")
     _check_zero_bytes(body, asks)
-    (decision,) = await _decided(services, asks)
+    (decision,) = await _decided(services, key, asks)
     if isinstance(decision, Decision) and not decision.is_admitted:
         raise _refusal(decision)
     if decision.state != "held":
@@ -270,7 +275,7 @@ async def create_many(services: Services, authorization: str | None, body: bytes
         raise InvalidRequest("reservations", f"are {len(asks)}; at most {most} go in one request")
     _for(key, asks, "reservations[{}].tenant_id")
     _check_zero_bytes(body, asks)
-    decisions = await _decided(services, asks)
+    decisions = await _decided(services, key, asks)
     return 200, {}, b'{"results":[' + b",".join(map(_written, decisions)) + b"]}"
 
 
@@ -278,14 +283,23 @@ async def _asking(services: Services, authorization: str | None) -> ApiKey:
     return await services.keys.identify(authorization, "reservations:write", is_away=services.reserving.is_away)
 
 
-async def _decided(services: Services, asks: Sequence[Ask]) -> list[Decided]:
+async def _decided(services: Services, key: ApiKey, asks: Sequence[Ask]) -> list[Decided]:
     try:
         decisions = await services.reserving.reserve(asks)
     except Unavailable as refusal:
         services.metrics.pushed_back.labels(refusal.code).inc()
         raise
     services.metrics.decided([decision.outcome for decision in decisions])
-    return decisions
+    return decisions if key.speaks_for_all else [await _for_some(services, decision) for decision in decisions]
+
+
+async def _for_some(services: Services, decision: Decided) -> Decided:
+    """Leave out what a budget over several tenants has left: who speaks for some of them could tell what the others use."""
+    whole = decision.written_out() if isinstance(decision, Admission) else decision
+    named = whole.tightest
+    if named is None or not await services.over_several_tenants.get(named.budget_id):
+        return decision
+    return replace(whole, tightest=named.untold)
 
 
 def _for(key: ApiKey, asks: Sequence[AskBody], field: str) -> None:
@@ -384,7 +398,7 @@ def _limits(budget: Tightest | None, retry_at: datetime | None) -> dict[str, str
     Source: draft-ietf-httpapi-ratelimit-headers-11: `q` the quota, `w` the window in seconds, `qu` its unit; `r` what is left,
     `t` the seconds until there is more. Structured fields have 15 digits and ASCII: what does not fit is left out.
     """
-    if budget is None:
+    if budget is None or budget.limit is None or budget.remaining is None:
         return {}
     name, currency = budget.budget_id, budget.currency
     scale = Decimal(1) if currency is None else _MICRO

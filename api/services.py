@@ -11,13 +11,14 @@ from api.away import Away
 from api.config import Config
 from api.database import Operator, Reader
 from api.encoded import Encoded
-from api.gather import Gather
+from api.gather import Gather, Kept
 from api.group_commit import GroupCommit
 from api.keys import KeyRing, KeyWatch
 from api.metrics import Metrics
 from api.reserving import Reserving
 from api.watch import Watch
 from ledger.api_keys import ApiKey, find_keys
+from quotas.budgets import over_several_tenants
 from quotas.remaining import Asked, InForce, TenantBudgets, remaining
 from quotas.reservations import Key, Reservation, look_up
 
@@ -39,6 +40,7 @@ class Services:
     budgets: Gather[Asked, TenantBudgets]
     encoded: Encoded
     standings: Gather[Key, Reservation]
+    over_several_tenants: Kept[str, bool]
 
     @classmethod
     def of(cls, config: Config) -> "Services":
@@ -55,6 +57,9 @@ class Services:
 
         async def standings(keys: Sequence[Key]) -> dict[Key, Reservation]:
             return await reader.run(lambda connection: look_up(connection, keys))
+
+        async def over_several(budget_ids: Sequence[str]) -> dict[str, bool]:
+            return await reader.run(lambda connection: over_several_tenants(connection, budget_ids))
 
         ring = KeyRing(Gather(keys).get, config.key_seconds, config.away_key_seconds)
         away = Away(None if config.journal is None else Path(config.journal), reader, metrics)
@@ -73,6 +78,7 @@ class Services:
             budgets=Gather(budgets, flights_max=2),
             encoded=Encoded(),
             standings=Gather(standings),
+            over_several_tenants=Kept(over_several),
         )
 
 

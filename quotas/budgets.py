@@ -885,3 +885,12 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: plain_value(item) for name, item in value.items()}
     return value
+
+
+async def over_several_tenants(connection: Connection, budget_ids: Sequence[str]) -> dict[str, bool]:
+    """Say of budgets whether one window counts what several tenants use, which no change of theirs makes otherwise."""
+    cursor = await connection.execute(
+        "select budget_id, tenant_id is null and 'tenant_id' <> all (group_by) from quotas.budgets where budget_id = any(%s)",
+        [list(budget_ids)],
+    )
+    return dict(await cursor.fetchall())

@@ -155,12 +155,17 @@ class Tightest(msgspec.Struct, frozen=True, gc=False):
     currency: str | None
     hardness: str
     window: Span
-    limit: str
+    limit: str | None
     """What holds for this lane: without the interactive reserve for `batch`."""
     asked: str | None
     """What the call would have taken; None where nobody knows."""
-    remaining: str
+    remaining: str | None
     """limit - posted - held after this decision; below zero where it was overrun."""
+
+    @property
+    def untold(self) -> "Tightest":
+        """The same, for somebody who may not know what others use."""
+        return msgspec.structs.replace(self, limit=None, remaining=None)
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):

@@ -241,6 +241,30 @@ async def test_anothers_reservation_is_not_there(world: Ledger) -> None:
     assert held(world) == PRICE
 
 
+async def test_what_others_use_of_a_shared_budget_is_told_to_nobody_who_speaks_for_one_tenant(
+    world: Ledger, gateway: Gateway
+) -> None:
+    add_budget(world, "b-all", tenant_id=None, unit="requests", currency=None, limit="3")
+    alpha = await make_key(world, tenant_id="t-alpha")
+    add_budget(world, "b-own", unit="requests", currency=None, limit="100")
+    async with site(world) as here:
+        mine = Gateway(here, alpha)
+        # The first finds out what the budgets are, the second is decided by what is known.
+        told = [
+            (await one.reserve(name)).json()["budget"] for name, one in (("r-1", mine), ("r-2", gateway), ("r-3", mine))
+        ]
+        assert [(one["budget_id"], one["limit"], one["remaining"]) for one in told] == [
+            ("b-all", None, None), ("b-all", "3", "1"), ("b-all", None, None),
+        ]  # fmt: skip
+        refused = await mine.reserve("r-4")
+        assert (refused.status_code, problem(refused)) == (429, "budget-exhausted")
+        assert refused.json()["budget"] == {**told[0], "asked": "1"}
+        assert "ratelimit" not in refused.headers
+        assert (await gateway.reserve("r-4")).headers["ratelimit"].startswith('"b-all";r=0;')
+        (batched,) = (await mine.post("reservations:batch", {"reservations": [ask("r-4")]})).json()["results"]
+        assert (batched["reason"], batched["budget"]["remaining"]) == ("limit", None)
+
+
 async def test_an_unknown_tenant_is_told_as_such_to_a_source_that_speaks_for_all(gateway: Gateway) -> None:
     assert problem(await gateway.reserve(tenant_id="t-none")) == "tenant-not-found"
 
