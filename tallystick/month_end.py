@@ -12,6 +12,7 @@ from billing.agreement_files import apply_agreements, load_agreements
 from billing.documents import Document
 from billing.exports.focus import focus_frame, focus_rows, to_focus_csv, to_parquet
 from billing.exports.focus_source import read_charges
+from billing.exports.names import file_names
 from billing.exports.pdf import to_pdf
 from billing.issuing import Terms, issue_all
 from billing.store import read_documents
@@ -85,8 +86,8 @@ def _write(folder: Path, invoices: Sequence[Document], rows: Sequence[dict[str, 
     """Write the files of this month end; those of the last one are of a database that is gone."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for each in invoices:
-        (folder / f"{each.number}.pdf").write_bytes(to_pdf(each))
+    for name, each in zip(file_names(invoices), invoices, strict=True):
+        (folder / f"{name}.pdf").write_bytes(to_pdf(each))
     frame = focus_frame(rows)
     (folder / "focus.parquet").write_bytes(to_parquet(frame))
     (folder / "focus.csv").write_text(to_focus_csv(frame), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -76,6 +75,7 @@ def export_document(
     exact: Annotated[bool, typer.Option("--exact", help="PDF: with a list of the amounts before rounding.")] = False,
 ) -> None:
     """Write issued invoices and credit notes as files: the same document gives the same bytes."""
+    from billing.exports.names import file_names
     from billing.store import find_document, list_documents, read_documents
 
     if exact and format is not DocumentFormat.pdf:
@@ -99,14 +99,12 @@ def export_document(
     async def many(connection: Connection) -> int:
         listed = await list_documents(connection, tenant_ids=None if tenant is None else [tenant], month=first)
         wanted = [each for each in listed if each.state != "voided"]
-        names = [_file_name(each.number) for each in wanted]
+        names = file_names(wanted)
         _make_folder(folder)
         with bar(f"documents {of_month}", "documents", len(wanted)) as move:
             for each, name in zip(wanted, names, strict=True):
                 (found,) = await read_documents(connection, [each.document_id])
-                # A number is its entity's own; two entities may have given the same.
-                whole = name if names.count(name) == 1 else f"{name}-{each.document_id}"
-                _write(await _file(connection, found, format, exact=exact), folder / f"{whole}.{_SUFFIXES[format]}")
+                _write(await _file(connection, found, format, exact=exact), folder / f"{name}.{_SUFFIXES[format]}")
                 move(1)
         return len(wanted)
 
@@ -120,11 +118,6 @@ _SUFFIXES = {
     DocumentFormat.parquet: "parquet",
     DocumentFormat.focus_csv: "csv",
 }
-
-
-def _file_name(number: str) -> str:
-    """Return a number as a name of a file: its prefix is what a person chose, and may hold a slash."""
-    return re.sub(r"[^\w.-]", "_", number).lstrip(".")
 
 
 async def _file(connection: Connection, found: Document, format: DocumentFormat, *, exact: bool) -> bytes:

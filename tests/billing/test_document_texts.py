@@ -19,6 +19,7 @@ from billing.documents import CreditApplied, Document, Line, Party
 from billing.drafting import Draft, Month, draft_month
 from billing.exports.csv_text import COLUMNS, safe_text, to_csv
 from billing.exports.json_text import SCHEMA, minor_units, printed_amount, to_json
+from billing.exports.names import file_names
 from billing.exports.printed import printed
 from billing.exports.words import languages, words_of
 from billing.usage_lines import UsageLine
@@ -279,6 +280,16 @@ def test_days_are_named_with_the_last_one_and_not_the_one_after() -> None:
     assert words.days(date(2026, 1, 31), date(2026, 2, 1)) == "31 January 2026"
     assert words.days(date(2026, 1, 1), date(2026, 2, 1)).replace("\u2009", " ") == "1 – 31 Jan 2026"
     assert words.days(date(2025, 12, 31), date(2026, 1, 2)).replace("\u2009", " ") == "31 Dec 2025 – 1 Jan 2026"
+
+
+# --- Names of files -------------------------------------------------------------------------------------------------------
+
+
+def test_a_number_names_a_file_and_no_folder() -> None:
+    """A prefix is what somebody chose, and two entities may choose the same."""
+    numbers = [("inv-1", "../RE/2026/1"), ("inv-2", "RE/1"), ("inv-3", "RE_1"), ("inv-4", "RE 1 é")]
+    documents = [make_document(document_id=name, number=number) for name, number in numbers]
+    assert file_names(documents) == ["_RE_2026_1", "RE_1-inv-2", "RE_1-inv-3", "RE_1_é"]
 
 
 # --- Digests --------------------------------------------------------------------------------------------------------------
