@@ -15,7 +15,7 @@ from msgspec import structs
 from billing.digests import digest_of
 from billing.documents import Basis, CreditApplied, Document, Line, Tax
 from billing.errors import CreditRefused
-from billing.rounding import round_money, spread, total
+from billing.rounding import plain, round_money, spread, total
 from ledger.money import EXACT, amount_text
 from ledger.times import month_after
 
@@ -101,7 +101,7 @@ def credit_note(of: Creditable, lines: Sequence[Line], basis: Basis, reason: str
             raise CreditRefused(f"{amount_text(exact)} {currency} ({category}) gives nothing back")
         if exact > left.exact:
             raise CreditRefused(
-                f"{amount_text(exact)} {currency} ({category}) is more than the {amount_text(left.exact)} that is left of"
+                f"{amount_text(exact)} {currency} ({category}) is more than the {plain(left.exact):f} that is left of"
                 f" invoice {invoice.number}"
             )
         named = [_whole_line(of, lines[place]) for place in places]
@@ -110,7 +110,7 @@ def credit_note(of: Creditable, lines: Sequence[Line], basis: Basis, reason: str
             base = total(amounts)
             if base > left.base:
                 raise CreditRefused(
-                    f"{amount_text(base)} {currency} ({category}) is more than the {amount_text(left.base)} that is left of"
+                    f"{amount_text(base)} {currency} ({category}) is more than the {plain(left.base):f} that is left of"
                     f" invoice {invoice.number}"
                 )
         else:
@@ -171,7 +171,7 @@ def _whole_line(of: Creditable, line: Line) -> Decimal | None:
     exact, printed = of.lines.get(line.corrects_line_no, (_ZERO, _ZERO))
     if line.exact_amount > exact:
         raise CreditRefused(
-            f"{amount_text(line.exact_amount)} is more than the {amount_text(exact)} that is left of line"
+            f"{amount_text(line.exact_amount)} is more than the {plain(exact):f} that is left of line"
             f" {line.corrects_line_no} of invoice {of.invoice.number}"
         )
     if line.exact_amount == exact:

@@ -134,7 +134,7 @@ async def ask(
     if act not in needed:
         return Approved(None)
     if not reason or not reason.strip():
-        raise ActRefused(f"{act} needs a second person, who needs a reason")
+        raise ActRefused(f"{act} needs a second person, who reads why: give a reason")
     digest = digest_uuid(f"{act} {jsonb_text(detail)}".encode())
     async with connection.transaction():
         # One question for each act and detail: two who ask at once wait here, and the later one finds the first's.

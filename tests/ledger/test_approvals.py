@@ -120,7 +120,7 @@ async def test_two_who_ask_at_once_ask_one_question(operator: Connection, databa
 
 
 async def test_an_act_without_a_reason_is_not_asked_for(operator: Connection) -> None:
-    with pytest.raises(ActRefused, match="who needs a reason"):
+    with pytest.raises(ActRefused, match="who reads why: give a reason"):
         await asked(operator, reason=" ")
     with pytest.raises(Unknown, match="no approval '7'"):
         await say_yes(operator, 7)
