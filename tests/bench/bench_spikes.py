@@ -1,6 +1,6 @@
 """`spikes`: recall, false alarms and delay of the signals, on measured arrivals with abuse put in by a seed.
 
-`make bench NAME=spikes SEEDS=21,22,23,24,25`. Another seed is other tenants, other places and other kinds. The events go through
+`make bench NAME=spikes SEEDS=31,32,33,34,35`. Another seed is other tenants, other places and other kinds. The events go through
 `post` and the rollup into the marts of production; how abuse is made stands in tests/support/abuse.py. Limits were chosen on seeds 1 to 10;
 those that docs/spikes.md reports are others. A week of real conversations without abuse comes last.
 """
@@ -19,6 +19,7 @@ from tests.bench.harness import size
 from tests.support.abuse import (
     CAUGHT_BY,
     CONVERSATION_DAYS,
+    IN_TIME,
     Score,
     Signal,
     Traffic,
@@ -48,20 +49,22 @@ class Row:
 async def run() -> list[Row]:
     events, tenants = size("EVENTS", 130_000), size("TENANTS", 10)
     scores = []
-    for seed in map(int, os.environ.get("SEEDS", "21,22,23,24,25").split(",")):
+    for seed in map(int, os.environ.get("SEEDS", "31,32,33,34,35").split(",")):
         traffic = make_traffic(seed, tenants=tenants, events=events)
         score = judge(await found_in(traffic, f"seed-{seed}"), traffic)
         print(f"    seed {seed}: {score.line()}", flush=True)
         scores.append(score)
     rows = [Row(_of_kind(kind, scores)) for kind in sorted(CAUGHT_BY)]
     reached = all(
-        score.recall >= 0.9 and score.false_alarms_per_tenant_month <= 1 and score.delay(0.9) < 15 for score in scores
+        score.recall_in_time >= 0.9 and score.false_alarms_per_tenant_month <= 1 and score.delay(0.9) < IN_TIME
+        for score in scores
     )
     rows.append(
         Row(
-            f"{len(scores)} seeds: recall from {min(score.recall for score in scores):.2f} (wanted 0.90), at most"
+            f"{len(scores)} seeds: caught in less than {IN_TIME} minutes from {min(score.recall_in_time for score in scores):.2f}"
+            f" (wanted 0.90), at most"
             f" {max(score.false_alarms_per_tenant_month for score in scores):.2f} false alarms per tenant-month (wanted 1), nine of"
-            f" ten within {max(score.delay(0.9) for score in scores):.0f} minutes (wanted below 15) in each:"
+            f" ten within {max(score.delay(0.9) for score in scores):.0f} minutes (wanted below {IN_TIME}) in each:"
             f" {'reached' if reached else 'short'}"
         )
     )

@@ -34,6 +34,9 @@ DAY: Final = 24 * HOUR
 LIFT: Final = 100
 """Prices are this many times the list: one call stands for so many, which keeps amounts real and events few."""
 
+IN_TIME: Final = 15
+"""Minutes: what is caught as late as that, or later, counts as missed for `Score.recall_in_time`."""
+
 CAUGHT_BY: Final = {
     "stolen_key": {"spend", "new_key"},
     "retry_storm": {"retries", "errors", "spend"},
@@ -88,6 +91,11 @@ class Score:
         return 1 - len(self.missed) / self.injections
 
     @property
+    def recall_in_time(self) -> float:
+        """What part was caught in less than IN_TIME minutes."""
+        return sum(delay < IN_TIME for each in self.delays.values() for delay in each) / self.injections
+
+    @property
     def false_alarms_per_tenant_month(self) -> float:
         return len(self.false_alarms) / self.tenant_months
 
@@ -102,11 +110,11 @@ class Score:
         missed = f" (missed: {', '.join(f'{n} {kind}' for kind, n in sorted(by_kind.items()))})" if by_kind else ""
         kinds = Counter(kind for _, kind, _ in self.false_alarms)
         said = f" ({', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))})" if kinds else ""
-        late = sum(delay >= 15 for each in self.delays.values() for delay in each)
+        late = sum(delay >= IN_TIME for each in self.delays.values() for delay in each)
         return (
-            f"recall {self.recall:.2f} of {self.injections} injections{missed}; "
+            f"recall {self.recall:.2f} of {self.injections} injections{missed}, {self.recall_in_time:.2f} in time; "
             f"{self.false_alarms_per_tenant_month:.2f} false alarms per tenant-month{said}; delay in minutes: median"
-            f" {self.delay(0.5):.0f}, nine of ten {self.delay(0.9):.0f}, longest {self.delay(1):.0f}, {late} not below 15"
+            f" {self.delay(0.5):.0f}, nine of ten {self.delay(0.9):.0f}, longest {self.delay(1):.0f}, {late} not below {IN_TIME}"
         )
 
 
@@ -494,6 +502,7 @@ def judge(found: Sequence[Signal], traffic: Traffic, *, days: int = 14) -> Score
 __all__ = [
     "CAUGHT_BY",
     "CONVERSATION_DAYS",
+    "IN_TIME",
     "Injection",
     "Score",
     "Signal",

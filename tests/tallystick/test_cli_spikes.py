@@ -53,8 +53,8 @@ def test_signals_are_shown_with_score_time_and_the_query_that_explains_them(comm
     assert (found["tenant_id"], found["api_key_id"], found["since_at"]) == (
         "t-alpha", "o'key\"", "2026-03-06T00:00:00Z",
     )  # fmt: skip
-    # 12 USD are 2.4 times the minimum of 5, five points each.
-    assert found["score"] == "12.0"
+    # 12 USD are 2.4 times the minimum of 5, each of which has the score that a signal needs: 4.5.
+    assert found["score"] == "10.8"
     assert commands.json("sql", found["explain_sql"])
 
     table = commands("spikes", "--since", "2026-03-06", "--tenant", "t-alpha")

@@ -52,11 +52,13 @@ spent as (
         api_key_id,
         charge_currency,
         sum(charge_amount) as charge_amount,
+        sum(request_count) as request_count,
         min(min(hour_at)) over (partition by tenant_id, date) as first_hour_at
     from usage_hours
     group by tenant_id, date, hour_at, feature, api_key_id, charge_currency
 ),
 
+-- Those that end with any five minutes, as the quarter hours that are judged.
 dearest_quarters as (
     select
         tenant_id,
@@ -72,12 +74,14 @@ dearest_quarters as (
             f.feature,
             f.api_key_id,
             f.charge_currency,
-            sum(f.charge_amount) as charge_amount
+            sum(sum(f.charge_amount)) over (
+                partition by t.tenant_id, t.date, f.feature, f.api_key_id, f.charge_currency
+                order by f.starts_at
+                range between interval '10 minutes' preceding and current row
+            ) as charge_amount
         from touched as t
         join {{ ref('fct_signals_5min') }} as f on {{ is_past_of("f", "t") }}
-        group by
-            t.tenant_id, t.date, f.feature, f.api_key_id, f.charge_currency,
-            date_bin('15 minutes', f.starts_at, timestamptz '2020-01-01 00:00:00+00')
+        group by t.tenant_id, t.date, f.feature, f.api_key_id, f.charge_currency, f.starts_at
     ) as q
     group by tenant_id, date, feature, api_key_id, charge_currency
 ),
@@ -191,6 +195,31 @@ spend as (
         all_hours as sample_count
     from shrunk
     join dearest_quarters as q using (tenant_id, date, feature, api_key_id, charge_currency)
+),
+
+-- What a call costs: over all of the past, and in the dearest of hours with enough calls to tell.
+call_prices as (
+    select
+        tenant_id,
+        date,
+        'call' as measure,
+        feature,
+        api_key_id,
+        '' as value,
+        charge_currency,
+        -1 as hour_of_day,
+        sum(charge_amount) / sum(request_count) as usual,
+        null::numeric as spread,
+        coalesce(
+            percentile_disc(0.98) within group (order by charge_amount / request_count) filter (where request_count >= 20),
+            percentile_disc(0.98) within group (order by charge_amount / request_count) filter (where request_count >= 10),
+            percentile_disc(0.98) within group (order by charge_amount / request_count)
+        ) as peak,
+        null::numeric as quarter_peak,
+        sum(request_count)::bigint as sample_count
+    from spent
+    where request_count > 0
+    group by tenant_id, date, feature, api_key_id, charge_currency
 ),
 
 calls as (
@@ -426,6 +455,8 @@ users as (
 
 baselines as (
     select * from spend
+    union all
+    select * from call_prices
     union all
     select * from shares
     union all

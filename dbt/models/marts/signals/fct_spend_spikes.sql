@@ -1,5 +1,6 @@
 {%- set columns = ["tenant_id", "starts_at", "feature", "api_key_id", "charge_currency"] -%}
 {{ config(one_row_per(columns, buckets=["tenant_id", "starts_at"], is_fold=false)) }}
+{%- set limits = signal_limits() %}
 
 with touched as (
     {{ touched_buckets(ref('fct_signals_5min')) }}
@@ -59,7 +60,8 @@ held as (
         b.spread,
         b.peak,
         b.quarter_peak,
-        b.sample_count
+        b.sample_count,
+        p.call_peak
     from dear as d
     cross join lateral (
         select
@@ -76,6 +78,15 @@ held as (
             and b.hour_of_day = extract(hour from d.starts_at at time zone 'UTC')
         offset 0
     ) as b
+    left join lateral (
+        select p.peak as call_peak
+        from {{ ref('fct_signal_baselines') }} as p
+        where
+            p.tenant_id = d.tenant_id and p.date = (d.starts_at at time zone 'UTC')::date and p.measure = 'call'
+            and p.feature = d.feature and p.api_key_id = d.api_key_id and p.value = ''
+            and p.charge_currency = d.charge_currency and p.hour_of_day = -1
+        offset 0
+    ) as p on true
 ),
 
 judged as (
@@ -110,12 +121,22 @@ spikes as (
     from judged
     where
         sample_count >= {{ signal_least_hours() }}
-        and request_count_60 >= {{ signal_limits().spend_calls }}
+        and request_count_60 >= {{ limits.spend_calls_60 }}
         and hour_amount - usual >= minimum_amount
-        and score >= {{ signal_limits().spend_score }}
+        and score >= {{ limits.spend_score }}
         and (
-            charge_amount_60 >= greatest({{ signal_limits().spend_hour }} * peak, peak + minimum_amount)
-            or charge_amount_15 >= greatest({{ signal_limits().spend_quarter }} * quarter_peak, minimum_amount)
+            charge_amount_60 >= greatest({{ limits.spend_hour }} * peak, peak + minimum_amount)
+            or (
+                request_count_15 >= {{ limits.spend_calls_15 }}
+                and charge_amount_15 >= greatest({{ limits.spend_quarter }} * quarter_peak, minimum_amount)
+            )
+            -- A burst has more of the usual calls. Where calls themselves are dearer, the dearest quarter hour is enough.
+            or (
+                request_count_15 >= {{ limits.spend_calls_15 }}
+                and charge_amount_15 >= greatest(quarter_peak, minimum_amount)
+                and charge_amount_15 >= {{ limits.dear_call }} * call_peak * request_count_15
+                and score >= {{ limits.dear_score }}
+            )
         )
 ),
 
