@@ -2,7 +2,12 @@
     "node_id", "starts_at", "kind", "tenant_id", "feature", "language", "provider", "model", "currency", "standard_currency",
 ] -%}
 {%- set own = one_row_per(columns, buckets=["node_id", "starts_at"], uncompared=["rates_known"]) -%}
-{%- do own["indexes"].extend([{"columns": ["starts_at"]}, {"columns": ["rates_known", "starts_at"]}]) -%}
+{#- By hour, by day for the views of costs, and by what an hour knew of rates. -#}
+{%- do own["indexes"].extend([
+    {"columns": ["starts_at"]},
+    {"columns": ["((starts_at at time zone 'UTC')::date)"]},
+    {"columns": ["rates_known", "starts_at"]},
+]) -%}
 {%- do own["meta"].update({"hidden_from_readers": ["tenant_id"]}) -%}
 {{ config(own) }}
 {%- set hour = "interval '1 hour'" -%}
