@@ -296,6 +296,13 @@ pieces as materialized (
 ),
 
 -- What one price, owner and model share: an hour of a node is one pool, but for a change within it.
+pooled as materialized (
+    select
+        *,
+        dense_rank() over (order by node_id, hour_at, tenant_id, provider, model, node_rate_id) as pool_id
+    from pieces
+),
+
 pools as materialized (
     select
         node_id,
@@ -305,7 +312,7 @@ pools as materialized (
         model,
         node_rate_id,
         currency,
-        dense_rank() over (order by node_id, hour_at, tenant_id, provider, model, node_rate_id) as pool_id,
+        pool_id,
         min(starts_at) as starts_at,
         sum(covered_us) as covered_us,
         sum(window_count) as window_count,
@@ -313,25 +320,27 @@ pools as materialized (
         sum(energy_missing_us) as energy_missing_us,
         -- Rounded once, at twelve places: a whole hour is the price itself.
         round(max(hourly_price) * sum(covered_us) / 3600000000, 12) as bill_amount
-    from pieces
-    group by node_id, hour_at, tenant_id, provider, model, node_rate_id, currency
+    from pooled
+    group by node_id, hour_at, tenant_id, provider, model, node_rate_id, currency, pool_id
 ),
 
 -- The pool's time without gaps: windows that follow each other are one span.
 marked as (
     select
-        o.pool_id,
-        p.starts_at,
-        p.ends_at,
-        (p.starts_at is distinct from lag(p.ends_at) over (partition by o.pool_id order by p.starts_at))::integer as is_first
-    from pieces as p
-    join pools as o
-        using (node_id, hour_at, tenant_id, provider, model, node_rate_id)
+        pool_id,
+        node_id,
+        hour_at,
+        starts_at,
+        ends_at,
+        (starts_at is distinct from lag(ends_at) over (partition by pool_id order by starts_at))::integer as is_first
+    from pooled
 ),
 
 spans as materialized (
     select
         pool_id,
+        node_id,
+        hour_at,
         min(starts_at) as span_starts_at,
         max(ends_at) as span_ends_at
     from (
@@ -340,7 +349,7 @@ spans as materialized (
             sum(is_first) over (partition by pool_id order by starts_at) as span_number
         from marked
     ) as numbered
-    group by pool_id, span_number
+    group by pool_id, node_id, hour_at, span_number
 ),
 
 resident_hours as materialized (
@@ -360,13 +369,12 @@ resident_hours as materialized (
 held as materialized (
     select
         q.*,
-        o.pool_id,
+        s.pool_id,
         greatest(q.resident_at, s.span_starts_at) as held_from,
         least(q.occurred_at, s.span_ends_at) as held_until,
         {{ kv_held_until("s.span_ends_at") }} - {{ kv_held_until("s.span_starts_at") }} as kv_token_ms
     from resident_hours as q
-    join pools as o on o.node_id = q.node_id and o.hour_at = q.hour_at
-    join spans as s on s.pool_id = o.pool_id
+    join spans as s on s.node_id = q.node_id and s.hour_at = q.hour_at
     where q.resident_at < s.span_ends_at and q.occurred_at > s.span_starts_at
 ),
 
