@@ -31,6 +31,7 @@ class Issued:
     second_person: str | None
 
 
+_LINES_AT_ONCE: Final = 1000
 _LINE: Final = Line.__struct_fields__
 _DOCUMENT: Final = (
     "document_id", "kind", "basis", "entity_id", "number_value", "number", "tenant_id", "posting_period", "currency",
@@ -60,9 +61,15 @@ async def insert_documents(connection: Connection, issued: Sequence[Issued]) -> 
     async with connection.cursor().copy(
         f"copy billing.document_lines (document_id, {', '.join(_LINE)}) from stdin"
     ) as copy:
+        # Each write is a turn of the event loop: some documents together are one.
+        written: list[str] = []
         for each in issued:
             document_id = str(each.document.document_id)
-            await copy.write("".join([_copy_line(document_id, line) for line in each.document.lines]))
+            written += [_copy_line(document_id, line) for line in each.document.lines]
+            if len(written) >= _LINES_AT_ONCE:
+                await copy.write("".join(written))
+                written.clear()
+        await copy.write("".join(written))
     async with connection.cursor().copy(
         "copy billing.document_taxes (document_id, category, label, rate, exact_base, base, amount) from stdin"
     ) as copy:
