@@ -19,7 +19,8 @@ Answer = tuple[int, bytes]
 class Line(asyncio.Protocol):
     """One connection: a request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int) -> None:
+        self._port = port
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._answer: asyncio.Future[Answer] | None = None
@@ -45,6 +46,12 @@ class Line(asyncio.Protocol):
         assert self._answer is not None
         self._answer.set_result((int(buffer[9:12]), buffer[end + 4 : end + 4 + length]))
 
+    async def open(self) -> "Line":
+        """Connect, or again where the server has hung up on a line that was idle."""
+        if self._transport is None or self._transport.is_closing():
+            await asyncio.get_running_loop().create_connection(lambda: self, "127.0.0.1", self._port)
+        return self
+
     async def ask(self, request: Request) -> Answer:
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
@@ -58,8 +65,7 @@ class Line(asyncio.Protocol):
 
 async def lines(port: int, count: int) -> list[Line]:
     """Open connections to a server on this machine."""
-    loop = asyncio.get_running_loop()
-    return [(await loop.create_connection(Line, "127.0.0.1", port))[1] for _ in range(count)]
+    return [await Line(port).open() for _ in range(count)]
 
 
 def request(method: str, path: str, token: str, body: bytes = b"") -> Request:
@@ -79,6 +85,8 @@ async def saturate(opened: list[Line], requests: list[Request], check: Callable[
         while waiting:
             answers.append(await line.ask(waiting.popleft()))
 
+    for line in opened:
+        await line.open()
     began = time.perf_counter()
     await asyncio.gather(*(call(line) for line in opened))
     seconds = time.perf_counter() - began
@@ -114,7 +122,7 @@ async def at_rate(
     """Send requests at their times, evenly, and return what they took from then on."""
     free: asyncio.Queue[Line] = asyncio.Queue()
     for line in opened:
-        free.put_nowait(line)
+        free.put_nowait(await line.open())
     took: list[float] = []
     answers: list[Answer] = []
 
