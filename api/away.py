@@ -27,8 +27,8 @@ from ledger.books import Books
 from ledger.database import Connection
 from ledger.times import from_micros
 from quotas import reservations
+from quotas.asks import Ask, Decision, Key
 from quotas.away import AwayBudgets, Taking, Window, load_away, takings_of
-from quotas.reservations import Ask, Decision, Key
 
 log = logging.getLogger("tallystick.api")
 

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from api.errors import MEDIA_TYPE, PROBLEMS, type_of
 from ledger.api_keys import SCOPES, Scope
-from quotas.reservations import Tightest
+from quotas.asks import Tightest
 
 _REF: Final = "#/components/schemas/{name}"
 

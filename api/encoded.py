@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
+from quotas.asks import Admission, Decision
 from quotas.known import Fit
 from quotas.remaining import Remaining
-from quotas.reservations import Admission, Decision
 
 _KEPT_MAX: Final = 10_000
 _encode: Final = msgspec.json.Encoder().encode

@@ -40,9 +40,7 @@ from ingest.intake import Message
 from ingest.usage_events import Speaker
 from ledger.api_keys import ApiKey
 from ledger.statements import Outcome as EventOutcome
-from quotas.estimates import Basis
-from quotas.remaining import Span
-from quotas.reservations import (
+from quotas.asks import (
     Admission,
     Ask,
     Change,
@@ -56,6 +54,8 @@ from quotas.reservations import (
     Tightest,
     check_amounts,
 )
+from quotas.estimates import Basis
+from quotas.remaining import Span
 
 router = APIRouter()
 

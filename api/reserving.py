@@ -23,8 +23,8 @@ from ledger.books import Books, load_books
 from ledger.database import Connection, connect
 from ledger.errors import StaleBooks
 from quotas import reservations
+from quotas.asks import Ask, Change, Decided, Key, Settlement
 from quotas.known import Known
-from quotas.reservations import Ask, Change, Decided, Key, Settlement
 
 log = logging.getLogger("tallystick.api")
 

@@ -46,6 +46,8 @@ def run(app: ASGIApp, listener: socket.socket, announce: Callable[[], None], dea
         log_config=None,
         server_header=False,
         date_header=False,
+        # Longer than gateways' pools keep an idle line, so that it is not hung up on while a call goes out on it.
+        timeout_keep_alive=75,
         # Nothing here asks where a request came from.
         proxy_headers=False,
         timeout_graceful_shutdown=round(deadline_seconds) + 5,

@@ -18,9 +18,10 @@ from api.metrics import Metrics
 from api.reserving import Reserving
 from api.watch import Watch
 from ledger.api_keys import ApiKey, find_keys
+from quotas.asks import Key, Reservation
 from quotas.budgets import over_several_tenants
 from quotas.remaining import Asked, InForce, TenantBudgets, remaining
-from quotas.reservations import Key, Reservation, look_up
+from quotas.reservations import look_up
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import msgspec
 from ledger.books import Books
 from ledger.database import Connection
 from ledger.times import local_date_at
+from quotas.asks import Ask
 from quotas.estimates import Estimate, estimate
-from quotas.reservations import Ask
 
 Window = tuple[str, str, date]
 """(budget, group, first local day)."""

@@ -10,7 +10,8 @@ from psycopg.rows import class_row
 from ledger.approvals import Awaiting, second_person
 from ledger.database import Connection, record_act
 from ledger.errors import ActRefused, Unknown
-from quotas.reservations import Change, Key, Reservation, look_up, release
+from quotas.asks import Change, Key, Reservation
+from quotas.reservations import look_up, release
 from quotas.tables import STATES
 
 ACT: Final = "reservations.release"

@@ -15,8 +15,8 @@ from api.encoded import Admissions
 from api.reservations import _reply
 from ledger.database import connect
 from ledger.registry import resume_tenant, suspend_tenant
+from quotas.asks import Admission
 from quotas.known import Fit, Match
-from quotas.reservations import Admission
 from tests.api.support import Site, add_budget, bearer, make_key, problem, site
 from tests.factories import GATEWAY, make_event
 from tests.support.ledger import Ledger, now

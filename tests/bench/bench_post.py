@@ -17,7 +17,8 @@ from ledger import feeds, posting
 from ledger.books import ensure_ids
 from ledger.database import Connection, connect
 from ledger.posting import Posted
-from quotas.reservations import Ask, reserve
+from quotas.asks import Ask
+from quotas.reservations import reserve
 from tests.bench.harness import Comparison, compare, size
 from tests.bench.world import PACK, SHARED_BUFFERS, TENANTS, World, world
 

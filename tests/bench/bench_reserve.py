@@ -25,7 +25,7 @@ from api.metrics import Metrics
 from api.reserving import Reserving
 from ingest.intake import ease_collection
 from ledger.database import Connection, connect
-from quotas.reservations import Ask
+from quotas.asks import Ask
 from tests.bench.harness import PAIRS, Comparison, Timed, size
 from tests.bench.world import SHARED_BUFFERS, World, world
 

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from statistics import median, quantiles
 
 from ingest.intake import ease_collection
-from quotas.reservations import Ask
+from quotas.asks import Ask
 from tests.bench.bench_reserve import TENANT, replica
 from tests.bench.harness import PAIRS, Comparison, size
 from tests.bench.world import SHARED_BUFFERS, World, world

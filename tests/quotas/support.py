@@ -8,9 +8,10 @@ from ledger.books import load_books
 from ledger.database import connect
 from ledger.times import parse_rfc3339
 from quotas import budgets
+from quotas.asks import Ask, Decision
 from quotas.budgets import BudgetSet, Terms
 from quotas.known import Known
-from quotas.reservations import Ask, Decision, reserve
+from quotas.reservations import reserve
 from tests.factories import make_event
 from tests.support.ledger import Ledger
 

@@ -11,8 +11,8 @@ import pytest
 from ledger.database import Connection
 from ledger.times import parse_rfc3339
 from quotas import reservations
+from quotas.asks import Decision
 from quotas.known import shortest
-from quotas.reservations import Decision
 from quotas.terms import Step
 from tests.quotas.support import Desk, add_price, make_ask, set_budget
 from tests.support.ledger import Ledger

@@ -11,8 +11,9 @@ from ledger.corrections import Difference, Request, Reverse, Wanted, correct
 from ledger.database import connect
 from ledger.errors import StaleBooks
 from ledger.times import from_micros, parse_rfc3339
+from quotas.asks import Settlement
 from quotas.errors import AskRefused
-from quotas.reservations import Settlement, expire, extend, look_up, reserve, settle, void
+from quotas.reservations import expire, extend, look_up, reserve, settle, void
 from quotas.terms import Step
 from tallystick.verify import verify
 from tests.quotas.support import (

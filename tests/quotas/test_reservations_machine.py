@@ -28,8 +28,8 @@ from ledger.books import load_books
 from ledger.database import connect
 from ledger.times import from_micros, parse_rfc3339
 from quotas import budgets, reservations
+from quotas.asks import Settlement
 from quotas.known import Known
-from quotas.reservations import Settlement
 from quotas.terms import Terms
 from tallystick.verify import verify
 from tests.factories import GATEWAY, NODE, event_bytes, make_event

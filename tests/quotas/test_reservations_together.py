@@ -12,7 +12,7 @@ from ledger import feeds
 from ledger.database import connect
 from ledger.times import parse_rfc3339
 from quotas import reservations
-from quotas.reservations import Ask, Settlement
+from quotas.asks import Ask, Settlement
 from tallystick.verify import verify
 from tests.quotas.support import RECEIVED, Desk, add_price, make_ask, set_budget, spend, spending
 from tests.support.ledger import Failpoint, Ledger

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from quotas.reservations import Settlement, settle
+from quotas.asks import Settlement
+from quotas.reservations import settle
 from tests.quotas.support import Desk, add_price, set_budget, spend
 from tests.support.ledger import Ledger
 from tests.tallystick.commands import Commands
