@@ -498,14 +498,19 @@ def _cluster_id(bootstrap: str) -> str | None:
 
 
 def free_port() -> int:
-    """Find a port on loopback that nobody uses at this moment."""
+    """Find a port on loopback that nobody uses at this moment, and that this process was not given before."""
     # Below the ports that the kernel gives to clients: one of those may be taken again between a stop and a start, even
     # by a client that tries to reach the stopped server and so connects to itself.
     choices = random.SystemRandom()
     while True:
         port = choices.randrange(20_000, 32_000)
-        if _is_free(port):
+        # Never the same twice: clients of a server that was stopped still look for it, and would find the next one.
+        if port not in _given and _is_free(port):
+            _given.add(port)
             return port
+
+
+_given: Final[set[int]] = set()
 
 
 def _is_free(port: int) -> bool:
