@@ -54,6 +54,7 @@ def routines() -> dict[str, str]:
     in_scope = (_FOLDER / "in_scope.sql").read_text().strip()
     texts = {
         "{in scope}": in_scope,
+        "{gathered from caused}": (_FOLDER / "gathered.sql").read_text().strip(),
         "{written from caused}": (_FOLDER / "written.sql").read_text().strip(),
         "{movements of new rows}": _movements("new_rows", _THEIR_BUDGETS),
         "{movements of new rows by reservation}": _movements("new_rows", _THEIR_BUDGETS, by_reservation=True),

@@ -235,19 +235,7 @@ begin
         select null::text[] as ids, c.*
         into strict drawn
         from (
-            select
-                array_agg(k.budget_id) as w_budgets,
-                array_agg(k.group_key) as w_groups,
-                array_agg(k.window_start) as w_starts,
-                array_agg(k.tenant_id) as w_tenants,
-                array_agg(k.currency::text) as w_currencies,
-                array_agg(k.posted) as w_posted,
-                array_agg(k.held) as w_held,
-                array_agg(k.unpriced_count) as w_unpriced_counts,
-                array_agg(k.unpriced_tokens) as w_unpriced_tokens,
-                array_agg(k.batch_id) as w_batches,
-                array_agg(k.cause) as w_causes
-            from caused as k
+            {gathered from caused}
         ) as c;
     else
         -- A statement closes the reservation that it names unless it is interim or more attempts follow. A row that takes back
@@ -405,19 +393,7 @@ begin
             ) as h using (tenant_id, reservation_id)
         ) as d
         cross join (
-            select
-                array_agg(k.budget_id) as w_budgets,
-                array_agg(k.group_key) as w_groups,
-                array_agg(k.window_start) as w_starts,
-                array_agg(k.tenant_id) as w_tenants,
-                array_agg(k.currency::text) as w_currencies,
-                array_agg(k.posted) as w_posted,
-                array_agg(k.held) as w_held,
-                array_agg(k.unpriced_count) as w_unpriced_counts,
-                array_agg(k.unpriced_tokens) as w_unpriced_tokens,
-                array_agg(k.batch_id) as w_batches,
-                array_agg(k.cause) as w_causes
-            from caused as k
+            {gathered from caused}
         ) as c;
         if drawn.ids is not null then
             perform quotas.draw_holds(drawn.tenants, drawn.ids, drawn.states, drawn.posted_under, drawn.batch_ids);
