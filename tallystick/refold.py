@@ -188,13 +188,15 @@ def _comparison(
             select * from {mart} where {scope}
         ),
         compared as (
+            -- Said in words only where they differ: as text, the rows of a mart are many times what they are.
             select
-                {key} as key,
-                {said} as said,
-                {meant} as meant,
-                ({ours}) is distinct from ({theirs}) as is_broken
+                held.is_broken,
+                case when held.is_broken then {key} end as key,
+                case when held.is_broken then {said} end as said,
+                case when held.is_broken then {meant} end as meant
             from standing as s
             full join refolded as r on ({our_key}) = ({their_key})
+            cross join lateral (select ({ours}) is distinct from ({theirs}) as is_broken offset 0) as held
         ),
         counted as (
             select count(*) as bucket_count, count(*) filter (where is_broken) as broken_count from compared

@@ -218,11 +218,18 @@ model is what its table must equal. The nightly proof compiles it so, and no run
     {{ all_from(relation, "low") }}
 {% endmacro %}
 
-{# All rows of a relation that names its batch, but for the batches beyond a mark of this model: few, whatever the ledger's size. #}
+{#
+All rows of a relation that names its batch, but for the batches beyond a mark of this model: few, whatever the ledger's size.
+An anti-join, since Postgres reads with several processes under one, and with a single one under `not in`.
+#}
 {% macro all_from(relation, mark="high") %}
     select r.*
     from {{ relation }} as r
-    where r.batch_id not in ({{ later_batches(mark) }})
+    where not exists (
+        select
+        from ({{ later_batches(mark) }}) as n
+        where n.batch_id = r.batch_id
+    )
 {% endmacro %}
 
 {# The batches beyond what this model holds, at the end of the run unless said. #}
