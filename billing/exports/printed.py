@@ -100,7 +100,7 @@ def _rows(document: Document, words: Words, places: int) -> list[dict[str, Any]]
         carried = EXACT.add(carried, line.amount)
         rows.append(
             {
-                "text": words.apart(_text(line, document, words)),
+                "text": _text(line, document, words),
                 "details": _details(line, document, words),
                 "quantity": "" if line.quantity is None else words.number(line.quantity),
                 "price": _price(line, words),
@@ -130,7 +130,7 @@ def _text(line: Line, document: Document, words: Words) -> str:
     """Return what a line is for: in the document's language what we say, and as it was agreed what was agreed."""
     if line.meter is not None:
         counted = words.meter(line.meter)
-        return f"{line.model}: {counted}" if line.model else counted
+        return f"{words.apart(line.model)}: {counted}" if line.model else counted
     period = words.days(line.service_start, line.service_end)
     if line.kind == "owed_back":
         # What is placed is of an earlier month; only a draft has more.
@@ -144,7 +144,7 @@ def _text(line: Line, document: Document, words: Words) -> str:
     if part is not None:
         text, days, whole = part.groups()
         return words["part"].format(text=words.apart(text), days=days, whole=whole)
-    return line.description
+    return words.apart(line.description)
 
 
 def _reason(document: Document, words: Words) -> str:
@@ -182,7 +182,7 @@ def _exact(document: Document, words: Words) -> dict[str, Any]:
         "note": words["exact_note"],
         "head": [words["line"], words["description"], words["exact_amount"]],
         "rows": [
-            [str(number), words.apart(_text(line, document, words)), words.number(line.exact_amount)]
+            [str(number), _text(line, document, words), words.number(line.exact_amount)]
             for number, line in enumerate(document.lines, 1)
         ],
         "total": [words["subtotal"], words.money(document.exact_subtotal, document.currency)],

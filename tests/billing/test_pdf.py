@@ -13,6 +13,7 @@ from pypdf import PdfReader
 from billing.documents import CreditApplied, Document, Party
 from billing.errors import DocumentNotPrintable
 from billing.exports.pdf import FONTS, to_pdf
+from billing.exports.printed import printed
 from billing.exports.words import languages
 from tests.billing.documents import CUSTOMER, make_document, make_line
 
@@ -103,6 +104,16 @@ def test_names_and_numbers_stand_in_the_script_of_the_language(
     if language not in {"ar", "hi"}:
         # Devanagari and Arabic are shaped: what stands on the page are clusters, not the letters one by one.
         assert name in text
+
+
+def test_a_latin_name_turns_no_arabic_line_around() -> None:
+    """The name runs from left to right by itself, the line from right to left: so it is read first, at the right, and then the meter."""
+    apart = "\u2068{}\u2069".format
+    document = make_document(
+        [make_line("1.00"), make_line("2.00", kind="fee", description="Platform fee", model=None, meter=None)], language="ar"
+    )  # fmt: skip
+    rows = printed(document)["rows"]
+    assert [row["text"] for row in rows] == [f"{apart('gpt-5-mini')}: رموز الإدخال", apart("Platform fee")]
 
 
 def test_a_character_that_no_font_has_is_refused_by_name_and_never_printed_as_a_box() -> None:
