@@ -239,34 +239,38 @@ def _whole_or_part(of: Creditable, number: int, part: Decimal | None) -> Line:
     line = next((each for each in of.invoice.lines if each.line_no == number), None)
     if line is None:
         raise CreditRefused(f"invoice {of.invoice.number} has no line {number}")
-    if part is not None:
-        _check_amount(part, of.invoice.currency)
-    exact, _ = of.lines[number]
+    exact, printed = of.lines[number]
     if part is None and not exact:
         raise CreditRefused(f"line {number} of invoice {of.invoice.number} was given back before")
+    if part is not None:
+        _check_amount(part, printed, f"line {number} of invoice {of.invoice.number}", of.invoice.currency)
     return Line(
         0, "credit", line.description, line.service_start, line.service_end, line.feature, line.provider, line.model,
-        line.meter, None, None, None, exact if part is None else part, _ZERO, line.tax_category,
+        line.meter, None, None, None, exact if part is None or part == printed else part, _ZERO, line.tax_category,
         corrects_line_no=number,
     )  # fmt: skip
 
 
 def _of_all(of: Creditable, amount: Decimal) -> Line:
-    _check_amount(amount, of.invoice.currency)
     categories = [name for name, left in of.left.items() if left.base]
     if len(categories) != 1:
         raise CreditRefused(
             f"invoice {of.invoice.number} has {len(categories)} tax categories with something left: say which lines"
         )
+    left = of.left[categories[0]]
+    _check_amount(amount, left.base, f"invoice {of.invoice.number} before tax", of.invoice.currency)
     return Line(
         0, "credit", f"Credit on invoice {of.invoice.number}", of.invoice.period_start, of.invoice.period_end, None, None,
-        None, None, None, None, None, amount, _ZERO, categories[0],
+        None, None, None, None, None, left.exact if amount == left.base else amount, _ZERO, categories[0],
     )  # fmt: skip
 
 
-def _check_amount(amount: Decimal, currency: str) -> None:
+def _check_amount(amount: Decimal, left: Decimal, of: str, currency: str) -> None:
+    """Hold an amount against what is left in print: all of it, which may be rounded up, is what was billed."""
     if not amount.is_finite() or amount <= 0 or amount != cut_money(amount, currency):
         raise CreditRefused(f"{amount} is no amount above zero that {currency} can print")
+    if amount > left:
+        raise CreditRefused(f"{amount_text(amount)} is more than the {left:f} {currency} that is left of {of}")
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def credit_note(of: Creditable, lines: Sequence[Line], basis: Basis, reason: str
     """Return a credit note over an invoice: lines with exact amounts above zero in sum, printed here.
 
     A line that names one of the invoice gives back that line: all of it as it was printed. Others are rounded once for each
-    tax category. Errors: CreditRefused where more would be given back than is left.
+    tax category. Errors: CreditRefused where more would be given back than is left, or nothing that can be printed.
     """
     invoice, currency = of.invoice, of.invoice.currency
     rates = {tax.category: tax for tax in invoice.taxes}
@@ -126,6 +126,10 @@ def credit_note(of: Creditable, lines: Sequence[Line], basis: Basis, reason: str
         taxes.append(replace(rates[category], base=base, amount=left.tax if base == left.base else tax))
     subtotal, tax_total = total(tax.base for tax in taxes), total(tax.amount for tax in taxes)
     whole = EXACT.add(subtotal, tax_total)
+    if not whole:
+        raise CreditRefused(
+            f"it prints as {whole:f} {currency}: nothing of invoice {invoice.number} would be given back"
+        )
     credits = _into_grants(of, whole)
     credit_total = total(each.amount for each in credits)
     document = Document(

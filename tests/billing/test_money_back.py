@@ -179,11 +179,11 @@ async def test_b128_credit_notes_of_all_lines_add_up_to_the_invoice(priced: Ledg
     ("given", "rule"),
     [
         ({}, "say either which lines are given back or which amount"),
-        ({"amount": Decimal("12.34")}, "more than the 12.33 that is left of invoice NW-000001"),
+        ({"amount": Decimal("12.34")}, "more than the 12.33 USD that is left of invoice NW-000001 before tax"),
         ({"amount": Decimal("0.001")}, "no amount above zero that USD can print"),
         ({"amount": Decimal(-1)}, "no amount above zero"),
         ({"lines": {7: None}}, "has no line 7"),
-        ({"lines": {1: Decimal("12.34")}}, "is more than the 12.33 that is left"),
+        ({"lines": {1: Decimal("12.34")}}, "is more than the 12.33 USD that is left of line 1 of invoice NW-000001"),
     ],
 )
 async def test_refusals_of_commercial_credit_notes(
@@ -194,6 +194,37 @@ async def test_refusals_of_commercial_credit_notes(
     with pytest.raises(CreditRefused, match=rule):
         await commercial(operator, "NW-000001", **given)
     assert priced.value("select count(*) from billing.documents where kind = 'credit_note'") == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lines": {1: Decimal("1.57"), 2: None}},
+        {"lines": {1: None, 2: Decimal("1.60")}},
+        {"amount": Decimal("3.17")},
+    ],
+)
+async def test_what_was_printed_can_be_given_back_though_it_was_rounded_up(
+    priced: Ledger, operator: Connection, given: dict[str, object]
+) -> None:
+    """1.566 and 1.599 are 3.165, printed 3.17 = 1.57 + 1.60. WRONG: 3.17 is more than the 3.165 that is left."""
+    await agree(operator, tax_rate="0.19")
+    await priced.post(dollars("a", "1.566"), dollars("b", "1.599", feature="search"), received_at=LATER)
+    invoice = await issued(operator)
+    assert ([line.amount for line in invoice.lines], invoice.total) == (
+        [Decimal("1.57"), Decimal("1.60")], Decimal("3.77"),
+    )  # fmt: skip
+    assert (await commercial(operator, "NW-000001", **given)).total == Decimal("3.77")
+    assert (owed(priced), exactly_owed(priced)) == ({"USD": Decimal("0.00")}, Decimal(0))
+
+
+async def test_a_credit_note_that_prints_as_nothing_is_none(priced: Ledger, operator: Connection) -> None:
+    await priced.post(dollars("a", "0.004"), dollars("b", "1", feature="search"), received_at=LATER)
+    await issued(operator)
+    with pytest.raises(
+        CreditRefused, match=r"it prints as 0\.00 USD: nothing of invoice NW-000001 would be given back"
+    ):
+        await commercial(operator, "NW-000001", lines={1: None})
 
 
 async def test_parts_never_come_to_more_than_was_billed(priced: Ledger, operator: Connection) -> None:
