@@ -172,14 +172,14 @@ def micros_now() -> int:
 
 
 async def test_b056_small_amounts_are_summed_before_they_are_rounded(ledger: Ledger, operator: Connection) -> None:
-    """12 tokens at 0.02 a million are 0.00000024; 50,000 of them are 0.012: 0.01 on the invoice. WRONG (each rounded): 0."""
+    """1,200 tokens at 0.02 a million are 0.000024; 500 of them are 0.012: 0.01 on the invoice. WRONG (each rounded): 0."""
     await ledger.add_price(input="0.02", output="0.02")
     await agree(operator)
-    events = [dollars(f"e{n}", "0.000012", "2026-01-10T00:00:00Z", request_id=f"r{n}") for n in range(500)]
+    events = [dollars(f"e{n}", "0.0012", "2026-01-10T00:00:00Z", request_id=f"r{n}") for n in range(500)]
     await ledger.post(*events, received_at=LATER)
     found = await issued(operator)
-    assert found.exact_subtotal == Decimal("0.00012") == 500 * Decimal("0.00000024")
-    assert found.total == Decimal("0.00")
+    assert found.exact_subtotal == Decimal("0.012") == 500 * Decimal("0.000024")
+    assert found.total == Decimal("0.01")
 
 
 async def test_b055_ten_dimes_are_a_dollar(priced: Ledger, operator: Connection) -> None:
