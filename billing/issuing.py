@@ -33,8 +33,9 @@ from billing.store import Issued, insert_documents
 from ledger import failpoints
 from ledger.approvals import Awaiting, second_person
 from ledger.database import Connection
-from ledger.errors import ActRefused, Unknown
+from ledger.errors import ActRefused
 from ledger.money import EXACT, amount_text
+from ledger.periods import find_period
 from quotas.burning import book_burn
 
 GROUP: Final = 125
@@ -81,7 +82,7 @@ class Terms:
 async def preview(connection: Connection, tenant_id: str, month: date, *, today: date) -> Drafted:
     """Draft a tenant's month; nothing is stored or locked. In one snapshot, unless the caller has a transaction already.
 
-    Errors: Unknown.
+    Errors: Unknown for a tenant that is not there, ActRefused for a month that it does not have.
     """
     is_first = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     async with connection.transaction():
@@ -89,20 +90,22 @@ async def preview(connection: Connection, tenant_id: str, month: date, *, today:
             await connection.execute("set transaction isolation level repeatable read, read only")
         found = await draft_months(connection, month, [tenant_id], today=today)
     if not found:
-        raise Unknown("period of the tenant", f"{tenant_id} {month:%Y-%m}")
+        # Says which of both is not there.
+        await find_period(connection, tenant_id, month)
     return found[0]
 
 
 async def issue_month(connection: Connection, tenant_id: str, month: date, terms: Terms) -> list[Outcome]:
     """Issue a tenant's month: an outcome for each currency. Issued again, it answers with what was issued.
 
-    Raises Unknown where the tenant has no such month, ActRefused where bounds are accepted without a reason.
+    Raises Unknown for a tenant that is not there, ActRefused for a month that it does not have and where bounds are accepted
+    without a reason.
     """
     _check(terms)
     async with connection.transaction():
         found = await _issue_group(connection, _Group(month, [tenant_id], terms))
     if not found:
-        raise Unknown("period of the tenant", f"{tenant_id} {month:%Y-%m}")
+        await find_period(connection, tenant_id, month)
     return found
 
 

@@ -91,7 +91,9 @@ _INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 after a failure, 2 for a command that makes no sense, 130 after Ctrl-C."""
+    """Run a command and return its exit code: 0, 1 after a failure, 2 for a command that makes no sense, 3 where a person is to act
+    or to look, 130 after Ctrl-C.
+    """
     _DEBUG["on"] = False
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -28,6 +28,7 @@ from tallystick.commands.common import (
     second_person_acts,
     settings,
     show,
+    wait_for_second_person,
     with_connection,
     with_connections,
 )
@@ -248,8 +249,7 @@ def commit(
 
         done = asyncio.run(run())
     if isinstance(done, Awaiting):
-        say(done.line)
-        return
+        wait_for_second_person(done, format)
     if format is Format.json:
         print_json(done)
         return
@@ -283,8 +283,7 @@ def revert(
 
         done = with_connections(run, OPERATOR, WRITER)
     if isinstance(done, Awaiting):
-        say(done.line)
-        return
+        wait_for_second_person(done, format)
     if format is Format.json:
         print_json(done)
         return

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 import typer.core
@@ -21,6 +21,7 @@ import typer.core
 from tallystick.roles import OPERATOR
 
 if TYPE_CHECKING:
+    from ledger.approvals import Awaiting
     from ledger.database import Connection
     from tallystick.settings import Settings
 
@@ -29,6 +30,9 @@ Result = TypeVar("Result")
 # What a line may hold where nobody's window says it: a file, a pipe, a log.
 _COLUMNS_WITHOUT_TERMINAL: Final = 200
 _CONNECT_SECONDS: Final = 10
+
+WAITS: Final = 3
+"""The code of a command after which nothing has failed, and a person is to act or to look."""
 
 
 class CommandError(Exception):
@@ -117,6 +121,23 @@ def second_person_acts() -> frozenset[str]:
     from ledger.approvals import acts_of
 
     return acts_of(settings().second_person_acts)
+
+
+async def need_tenant(connection: Connection, tenant: str | None) -> None:
+    """Refuse a tenant that is not there: a list of nothing would look as if it had nothing. Errors: Unknown."""
+    from ledger.registry import find_tenant
+
+    if tenant is not None:
+        await find_tenant(connection, tenant, now=now())
+
+
+def wait_for_second_person(found: Awaiting, format: Format = Format.table) -> NoReturn:
+    """Say that an act is asked for and was not done, and end with the code that says so."""
+    if format is Format.json:
+        print_json({"outcome": "awaiting", **plain(found)})
+    else:
+        note(found.line)
+    raise typer.Exit(WAITS)
 
 
 def now() -> int:

@@ -22,13 +22,13 @@ from tallystick.commands.common import (
     group,
     instant,
     need_reason,
-    note,
     plain,
     print_json,
     print_table,
     say,
     second_person_acts,
     show,
+    wait_for_second_person,
     with_connection,
     with_connections,
 )
@@ -142,8 +142,9 @@ def refuse(
     reason: NeededReason,
     actor: ActorOption = None,
 ) -> None:
-    """Say for good that a proposal does not count; a conflict is refused by `dead-letters dismiss`."""
+    """Say for good that a proposal does not count; a conflict is refused by `dead-letters resolve`."""
     from ledger import corrections as ledger_corrections
+    from ledger.approvals import Awaiting
 
     needed = second_person_acts()
     found = with_connection(
@@ -151,6 +152,8 @@ def refuse(
             connection, entry, actor=acting(actor), reason=reason, needed=needed
         )
     )
+    if isinstance(found, Awaiting):
+        wait_for_second_person(found)
     _told(found)
 
 
@@ -218,6 +221,7 @@ def list_proposals(
 def _run(wanted: Wanted, commit: bool, reason: str | None, actor: str | None, format: Format) -> None:
     """Show what a correction does, and post it if told to."""
     from ledger import corrections as ledger_corrections
+    from ledger.approvals import Awaiting
     from ledger.books import load_books
 
     why = need_reason(reason) if commit else ""
@@ -231,6 +235,8 @@ def _run(wanted: Wanted, commit: bool, reason: str | None, actor: str | None, fo
     found = with_connections(work, OPERATOR, WRITER)
     if isinstance(found, ledger_corrections.Plan):
         _show_plan(found, found.act in needed, format)
+    elif isinstance(found, Awaiting):
+        wait_for_second_person(found, format)
     elif format is Format.json:
         print_json(plain(found))
     else:
@@ -274,12 +280,7 @@ def _entries(count: int) -> str:
     return f"{count:,} {'entry' if count == 1 else 'entries'}"
 
 
-def _told(found: Corrected | Awaiting) -> None:
-    from ledger.approvals import Awaiting as Waits
-
-    if isinstance(found, Waits):
-        note(found.line)
-        return
+def _told(found: Corrected) -> None:
     made = found.record
     if found.is_repeat:
         say(f"correction {made.correction_no} had been made by {made.actor} before; nothing was done now")

@@ -17,6 +17,7 @@ from tallystick.commands.common import (
     counted,
     group,
     month,
+    need_tenant,
     note,
     settings,
     with_connection,
@@ -97,6 +98,7 @@ def export_document(
     first, folder = month(of_month), output
 
     async def many(connection: Connection) -> int:
+        await need_tenant(connection, tenant)
         listed = await list_documents(connection, tenant_ids=None if tenant is None else [tenant], month=first)
         wanted = [each for each in listed if each.state != "voided"]
         names = file_names(wanted)
@@ -153,6 +155,7 @@ def export_month(
     _check_output(output, is_binary=format is FocusFormat.parquet)
 
     async def read(connection: Connection) -> tuple[int, bytes]:
+        await need_tenant(connection, tenant)
         listed = await list_documents(connection, tenant_ids=None if tenant is None else [tenant], month=first)
         ids = [each.document_id for each in listed if each.state != "voided"]
         found = await read_documents(connection, ids)

@@ -13,6 +13,7 @@ import typer
 
 from tallystick.commands.bars import bar
 from tallystick.commands.common import (
+    WAITS,
     ActorOption,
     CommandError,
     Format,
@@ -33,6 +34,7 @@ from tallystick.commands.common import (
     digits,
     group,
     month,
+    need_tenant,
     note,
     plain,
     print_json,
@@ -41,6 +43,7 @@ from tallystick.commands.common import (
     say,
     second_person_acts,
     show,
+    wait_for_second_person,
     whose_month,
     with_connection,
     with_connections,
@@ -51,7 +54,8 @@ if TYPE_CHECKING:
     from billing.agreement_files import Change
     from billing.credit_notes import Credited
     from billing.documents import Document
-    from billing.issuing import Outcome
+    from billing.issuing import Outcome, Waiting
+    from billing.store import DocumentRecord
     from ledger.approvals import Awaiting
     from ledger.database import Connection
 
@@ -117,11 +121,9 @@ def _difference(change: Change) -> str:
 def show_agreed(tenant: TenantArgument, format: FormatOption = Format.table) -> None:
     """Show how a tenant stands on documents, and the items that it agreed to."""
     from billing.months import read_customers, read_items
-    from ledger.registry import find_tenant
-    from tallystick.commands.common import now
 
     async def read(connection: Connection) -> tuple[Sequence[Any], Sequence[Any]]:
-        await find_tenant(connection, tenant, now=now())
+        await need_tenant(connection, tenant)
         return await read_customers(connection, [tenant]), await read_items(connection, [tenant])
 
     customers, items = with_connection(read)
@@ -210,7 +212,10 @@ def issue_invoice(
     actor: ActorOption = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Issue a closed month of one tenant or of many; whom something keeps back is parked, and the others go on."""
+    """Issue a closed month of one tenant or of many; whom something keeps back is parked, and the others go on.
+
+    The code is 0 where all is issued, 1 where somebody is parked, 3 where nobody is and a second person has to agree first.
+    """
     from billing.issuing import Terms, issue_all, issue_month
 
     tenant, of_month = whose_month(words, tenant, of_month, entity=entity, everybody=everybody)
@@ -248,8 +253,11 @@ def issue_invoice(
         print_json(outcomes)
     else:
         _tell(outcomes, is_one=tenant is not None)
-    if any(each.result in {"parked", "awaiting"} for each in outcomes) and tenant is not None:
+    results = {each.result for each in outcomes}
+    if "parked" in results:
         raise typer.Exit(1)
+    if "awaiting" in results:
+        raise typer.Exit(WAITS)
 
 
 async def _digests(connection: Connection, tenant: str, first: Any, digest: str) -> dict[str, str]:
@@ -294,6 +302,8 @@ def _tell(outcomes: Sequence[Outcome], *, is_one: bool) -> None:
     say("; ".join(said))
     if any(each.result == "parked" for each in outcomes):
         say("`tallystick invoice parked` lists what waits")
+    if any(each.result == "awaiting" for each in outcomes):
+        say("`tallystick approvals list` lists what a second person is asked for")
 
 
 _RESULTS = {
@@ -331,11 +341,13 @@ def list_invoices(
     if kind not in (None, "invoice", "credit_note"):
         raise CommandError(f"--kind is invoice or credit_note, not {kind!r}")
     first = None if of_month is None else month(of_month)
-    found = with_connection(
-        lambda connection: list_documents(
-            connection, tenant_ids=None if tenant is None else [tenant], month=first, kind=kind, limit=limit
-        )
-    )
+
+    async def read(connection: Connection) -> list[DocumentRecord]:
+        await need_tenant(connection, tenant)
+        ids = None if tenant is None else [tenant]
+        return await list_documents(connection, tenant_ids=ids, month=first, kind=kind, limit=limit)
+
+    found = with_connection(read)
     columns = {
         "number": None,
         "kind": None,
@@ -360,7 +372,12 @@ def list_parked(
     from billing.issuing import list_waiting
 
     first = None if of_month is None else month(of_month)
-    found = with_connection(lambda connection: list_waiting(connection, month=first, tenant_id=tenant))
+
+    async def read(connection: Connection) -> list[Waiting]:
+        await need_tenant(connection, tenant)
+        return await list_waiting(connection, month=first, tenant_id=tenant)
+
+    found = with_connection(read)
     columns = {
         "tenant": lambda each: each.tenant_id,
         "month": lambda each: f"{each.posting_period:%Y-%m}",
@@ -383,10 +400,10 @@ def void_invoice(
     done = with_connection(
         lambda connection: voiding.void_invoice(connection, acting(actor), document, reason=reason, needed=needed)
     )
+    if isinstance(done, Awaiting):
+        wait_for_second_person(done, format)
     if format is Format.json:
         print_json(done)
-    elif isinstance(done, Awaiting):
-        say(done.line)
     else:
         with_it = f" and {', '.join(done.credit_notes)}" if done.credit_notes else ""
         say(f"{'was voided before' if done.was_void else 'voided'}: {done.number}{with_it}")
@@ -467,11 +484,10 @@ def _lines(given: Sequence[str]) -> dict[int, Decimal | None]:
 def _tell_credit(done: Credited | Awaiting, dry_run: bool, format: Format) -> None:
     from ledger.approvals import Awaiting
 
+    if isinstance(done, Awaiting):
+        wait_for_second_person(done, format)
     if format is Format.json:
         print_json({"dry_run": dry_run, **plain(done)})
-        return
-    if isinstance(done, Awaiting):
-        say(done.line)
         return
     given = done.document
     what = f"{_money(given.total, given.currency)} of {given.corrects_number}"

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from tallystick.commands.common import CommandError, Format, FormatOption, MonthArgument, month, show, with_connection
+from tallystick.commands.common import (
+    CommandError,
+    Format,
+    FormatOption,
+    MonthArgument,
+    month,
+    need_tenant,
+    show,
+    with_connection,
+)
 from tallystick.roles import ANALYST
 
 if TYPE_CHECKING:
@@ -110,6 +119,7 @@ def margin(
     )
 
     async def read(connection: "Connection") -> list[Margin]:
+        await need_tenant(connection, tenant)
         cursor = await connection.execute("select to_regclass('marts.fct_gpu_allocation_hourly') is not null")
         row = await cursor.fetchone()
         if row is None or not row[0]:

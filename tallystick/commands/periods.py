@@ -26,6 +26,7 @@ from tallystick.commands.common import (
     counted,
     group,
     month,
+    need_tenant,
     note,
     now,
     plain,
@@ -36,6 +37,7 @@ from tallystick.commands.common import (
     second_person_acts,
     settings,
     show,
+    wait_for_second_person,
     whose_month,
     with_connection,
 )
@@ -63,13 +65,11 @@ def list_periods(
 ) -> None:
     """List the months of tenants, when each begins and ends, and until when late usage enters it."""
     from ledger import periods as calendar
-    from ledger import registry
 
     first = None if of_month is None else month(of_month)
 
     async def read(connection: "Connection") -> "list[PeriodRecord]":
-        if tenant is not None:
-            await registry.find_tenant(connection, tenant, now=now())
+        await need_tenant(connection, tenant)
         return await calendar.list_periods(connection, tenant_id=tenant, month=first)
 
     columns = {
@@ -335,8 +335,7 @@ def reopen_period(
         )
     )
     if isinstance(found, Awaiting):
-        say(found.line)
-        return
+        wait_for_second_person(found)
     say(f"period {first:%Y-%m} of tenant {tenant} is open again and takes usage until {cell(found.grace_until)}")
 
 

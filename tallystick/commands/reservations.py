@@ -17,12 +17,12 @@ from tallystick.commands.common import (
     cell,
     counted,
     group,
-    note,
     print_json,
     print_lines,
     say,
     second_person_acts,
     show,
+    wait_for_second_person,
     with_connection,
 )
 
@@ -126,8 +126,7 @@ def release(
         )
     )
     if isinstance(done, Awaiting):
-        note(done.line)
-        return
+        wait_for_second_person(done, format)
     if format is Format.json:
         print_json({"outcome": "released", "reservations": reservation})
         return

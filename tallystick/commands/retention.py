@@ -24,6 +24,7 @@ from tallystick.commands.common import (
     second_person_acts,
     settings,
     show,
+    wait_for_second_person,
     with_connection,
 )
 
@@ -116,8 +117,7 @@ def retire_month(
         )
     )
     if isinstance(done, Awaiting):
-        say(done.line)
-        return
+        wait_for_second_person(done)
     where = "kept beside it" if keep else f"in {done.location} alone"
     say(f"{counted(done.row_count, 'row')} of {of_month} left the ledger and are {where}")
 

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tallystick.commands.common import CommandError, Format, FormatOption, moment, say, show, with_connection
+from tallystick.commands.common import WAITS, CommandError, Format, FormatOption, moment, say, show, with_connection
 from tallystick.roles import ANALYST
 
 if TYPE_CHECKING:
     from ledger.database import Connection
 
-FOUND: Final = 3
-"""The exit code where there are signals: 1 is a failure, 2 a command that makes no sense."""
 _DAY: Final = 86_400_000_000
 _BUCKET: Final = timedelta(minutes=5)
 
@@ -127,7 +125,7 @@ def spikes(
         for each in found:
             say(f"{each.incident} {each.kind} of {each.tenant_id}: {each.explain_sql}")
     if found:
-        raise typer.Exit(FOUND)
+        raise typer.Exit(WAITS)
 
 
 def by_incident(found: Iterable[Finding]) -> Iterable[Finding]:

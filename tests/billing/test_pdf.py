@@ -45,12 +45,12 @@ def test_every_amount_of_the_document_is_printed() -> None:
         credits=[CreditApplied("grant-1", "Prepaid in January", Decimal("50.00"))],
     )
     (text,) = pages_of(document)
-    for printed in (
+    for shown in (
         "Invoice", "NW-2026-0001", "February 4, 2026", "March 6, 2026", "Jan 1 – 31, 2026", "Northwind Inference GmbH",
         "DE123456789", "Globex Corporation", "0.025 per 1,000,000", "Subtotal EUR 54.32", "VAT 19 % on EUR 54.32 EUR 10.32", "Germany", "United States", "gpt-5-mini: input tokens chat",
         "Total EUR 64.64", "Credit used: Prepaid in January EUR -50.00", "Amount due EUR 14.64", "Page 1 of 1",
     ):  # fmt: skip
-        assert printed in text, printed
+        assert shown in text, shown
 
 
 def test_the_same_document_has_the_same_bytes() -> None:
@@ -224,14 +224,14 @@ def test_a_credit_note_names_the_invoice_that_it_corrects_and_why() -> None:
             due_date=None,
         )
     )
-    for printed in (
+    for shown in (
         "Credit note",
         "NW-C-2026-0001",
         "Corrects invoice NW-2026-0001",
         "Reason: Wrong price",
         "Amount credited EUR 11.90",
     ):
-        assert printed in text
+        assert shown in text
 
 
 def test_exact_amounts_are_a_list_of_their_own() -> None:

@@ -17,7 +17,7 @@ from billing.voiding import void_invoice
 from ledger import closing
 from ledger.approvals import decide
 from ledger.database import Connection, connect
-from ledger.errors import ActRefused
+from ledger.errors import ActRefused, Unknown
 from tests.billing.support import (
     FEBRUARY,
     JANE,
@@ -301,7 +301,9 @@ async def test_an_invoice_may_need_a_second_person(priced: Ledger, operator: Con
 async def test_what_is_asked_of_nobody_is_refused(priced: Ledger, operator: Connection) -> None:
     with pytest.raises(ActRefused, match="nobody has a period 2031-01"):
         await run(operator, date(2031, 1, 1))
-    with pytest.raises(ActRefused, match="there is no period of the tenant 'nobody 2026-02'"):
+    with pytest.raises(Unknown, match="there is no tenant 'nobody'"):
         await issue_month(operator, "nobody", FEBRUARY, JANE)
+    with pytest.raises(ActRefused, match="tenant t-alpha has no period 2031-01"):
+        await issue_month(operator, "t-alpha", date(2031, 1, 1), JANE)
     with pytest.raises(ActRefused, match="beyond the bounds needs a reason"):
         await issue(operator, terms=Terms("jane", accepts_bounds=True))

@@ -51,5 +51,11 @@ class Commands:
         assert ran.code == 0, ran.err
         return ran
 
+    def waits(self, *arguments: str) -> str:
+        """Run a command that a second person has to agree to first, and return the line that says so."""
+        ran = self(*arguments)
+        assert (ran.code, ran.out) == (3, ""), ran
+        return ran.err
+
     def json(self, *arguments: str) -> Any:
         return self.ok(*arguments, "--format", "json").json

@@ -82,7 +82,7 @@ def test_a_commit_and_a_revert_wait_for_a_second_person_where_it_is_set(
     acme.ok("backfill", "load", "b", str(CHECKOUT / "data" / "backfill" / "late-usage.csv"), "--actor", "ann")
     acme.ok("backfill", "preview", "b", "--actor", "ann")
     for act, state in (("commit", "committed"), ("revert", "reverted")):
-        asked = acme.ok("backfill", act, "b", "--reason", "september", "--actor", "ann").out
+        asked = acme.waits("backfill", act, "b", "--reason", "september", "--actor", "ann")
         approval = re.search(rf"backfill\.{act} needs a second person: approval (\d+)", asked)
         assert approval is not None, asked
         assert acme.json("backfill", "show", "b")["state"] != state

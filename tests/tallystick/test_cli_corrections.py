@@ -125,8 +125,8 @@ def test_where_two_are_needed_the_second_agrees_first(posted: Commands, monkeypa
     monkeypatch.setenv("TALLYSTICK_SECOND_PERSON", "corrections.reverse")
     command = ("corrections", "reverse", "t-alpha", "r")
     assert "--commit --reason and a second person posts" in posted.ok(*command).out
-    asked = posted.ok(*command, *COMMIT)
-    assert "corrections.reverse needs a second person: approval 1 is asked for" in asked.err
+    asked = posted.waits(*command, *COMMIT)
+    assert "corrections.reverse needs a second person: approval 1 is asked for" in asked
     assert charge(posted) == Decimal("0.00028")
     assert "was asked for by ann" in posted("approvals", "approve", "1", "--actor", "ann").line
     posted.ok("approvals", "approve", "1", "--actor", "ben")

@@ -90,6 +90,44 @@ def test_a_void_is_said_and_makes_room_for_another(billed: Commands, tmp_path: P
     assert billed.ok("invoice", "issue", "t-alpha", "--month", "2026-01").out.startswith("issued NW-000002")
 
 
+def test_what_needs_a_second_person_says_so_and_is_not_done(
+    billed: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code 3 while it waits, whichever act it is, and 1 where somebody is parked."""
+    monkeypatch.setenv("TALLYSTICK_SECOND_PERSON", "invoices, credit-notes")
+    acts = (
+        ("invoice", "issue", "t-alpha", "2026-01"),
+        ("credit-note", "commercial", "NW-000001", "--line", "1=1.00"),
+        ("invoice", "void", "NW-000001"),
+    )
+    billed.ok("billing", "apply", str(tmp_path / "billing.yaml"))
+    why = ("--reason", "month end", "--actor", "ann")
+    parked = billed("invoice", "issue", "--all", "2026-01", *why)
+    assert (parked.code, parked.err) == (1, "parked t-alpha USD: period 2026-01 is open: close it first\n")
+    billed.ok("period", "close", "2026-01", "--all", "--commit")
+    of_all = billed("invoice", "issue", "--all", "2026-01", *why)
+    assert of_all.code == 3
+    assert "1 waiting for a second person (8.40 USD)" in of_all.out
+    for number, words in enumerate(acts[:2], 1):
+        assert f"approval {number} is asked for" in billed.waits(*words, *why)
+        asked = billed(*words, *why, "--format", "json")
+        assert (asked.code, f'"approval_id": {number}' in asked.out) == (3, True)
+        billed.ok("approvals", "approve", str(number), "--actor", "ben")
+        billed.ok(*words, *why)
+    assert "NW-C-000001 corrects it" in billed(*acts[2], *why).line
+
+
+def test_a_void_waits_for_a_second_person(billed: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLYSTICK_SECOND_PERSON", "invoices.void")
+    billed.ok("billing", "apply", str(tmp_path / "billing.yaml"))
+    billed.ok("period", "close", "2026-01", "--all", "--commit")
+    billed.ok("invoice", "issue", "t-alpha", "2026-01")
+    void = ("invoice", "void", "NW-000001", "--reason", "a wrong name", "--actor", "ann")
+    assert billed.waits(*void).startswith("invoices.void needs a second person: approval 1")
+    billed.ok("approvals", "approve", "1", "--actor", "ben")
+    assert billed.ok(*void).out == "voided: NW-000001\n"
+
+
 def test_a_run_that_is_interrupted_says_how_far_it_came(billed: Commands, tmp_path: Path) -> None:
     def ctrl_c(_: bytes) -> None:
         raise KeyboardInterrupt
@@ -126,7 +164,19 @@ def test_a_run_that_is_interrupted_says_how_far_it_came(billed: Commands, tmp_pa
         ),
         (("invoice", "issue", "--all", "--month", "2026-01", "--digest", "x"), "a digest is of one tenant's draft"),
         (("invoice", "show", "NW-1"), "there is no document 'NW-1'"),
-        (("invoice", "draft", "nobody", "2026-01"), "there is no period of the tenant 'nobody 2026-01'"),
+        (("invoice", "draft", "nobody", "2026-01"), "there is no tenant 'nobody'"),
+        (("invoice", "draft", "t-alpha", "2031-01"), "tenant t-alpha has no period 2031-01"),
+        (("invoice", "list", "--tenant", "nobody"), "there is no tenant 'nobody'"),
+        (("invoice", "parked", "--tenant", "nobody"), "there is no tenant 'nobody'"),
+        (
+            ("invoice", "export", "--month", "2026-01", "--tenant", "nobody", "--output", "x"),
+            "there is no tenant 'nobody'",
+        ),
+        (
+            ("focus", "export", "--month", "2026-01", "--tenant", "nobody", "--output", "x"),
+            "there is no tenant 'nobody'",
+        ),
+        (("margin", "2026-01", "--tenant", "nobody"), "there is no tenant 'nobody'"),
         (("invoice", "list", "--kind", "bill"), "--kind is invoice or credit_note, not 'bill'"),
         (
             ("credit-note", "commercial", "x", "--reason", "r", "--line", "one"),

@@ -54,7 +54,7 @@ def test_opening_again_may_need_a_second_person(with_tenant: Commands, monkeypat
     monkeypatch.setenv("TALLYSTICK_SECOND_PERSON", "periods")
     with_tenant.ok("period", "close", "2026-09", "--all", "--commit")
     words = ("period", "reopen", "acme", "2026-09", "--reason", "a node was late", "--actor", "jane")
-    asked = with_tenant.ok(*words).out
+    asked = with_tenant.waits(*words)
     assert asked.startswith("periods.reopen needs a second person: approval 1 is asked for until ")
     assert with_tenant.json("period", "show", "acme", "2026-09")["state"] == "closed"
     with_tenant.ok("approvals", "approve", "1", "--actor", "joe")

@@ -90,9 +90,7 @@ def test_a_release_waits_for_a_second_person_where_the_setting_asks_for_one(
 ) -> None:
     monkeypatch.setenv("TALLYSTICK_SECOND_PERSON", "reservations.release")
     release = ("reservations", "release", "t-alpha", "r-held", "--reason", "stuck", "--actor", "ann")
-    assert held.ok(*release).err.startswith(
-        "reservations.release needs a second person: approval 1 is asked for until "
-    )
+    assert held.waits(*release).startswith("reservations.release needs a second person: approval 1 is asked for until ")
     assert window(world) == [("0.2", "0.7")]
     held.ok("approvals", "approve", "1", "--actor", "ben")
     held.ok(*release)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tallystick.commands.spikes import FOUND, Finding, by_incident
+from tallystick.commands.common import WAITS
+from tallystick.commands.spikes import Finding, by_incident
 from tests.factories import make_event
 from tests.support.ledger import Ledger
 from tests.tallystick.commands import Commands
@@ -48,7 +49,7 @@ def test_signals_are_shown_with_score_time_and_the_query_that_explains_them(comm
     commands.ok("rollup")
 
     ran = commands("spikes", "--since", "2026-03-06", "--format", "json")
-    assert ran.code == FOUND
+    assert ran.code == WAITS
     (found,) = [each for each in ran.json if each["kind"] == "new_key"]
     assert (found["tenant_id"], found["api_key_id"], found["since_at"]) == (
         "t-alpha", "o'key\"", "2026-03-06T00:00:00Z",
@@ -58,7 +59,7 @@ def test_signals_are_shown_with_score_time_and_the_query_that_explains_them(comm
     assert commands.json("sql", found["explain_sql"])
 
     table = commands("spikes", "--since", "2026-03-06", "--tenant", "t-alpha")
-    assert table.code == FOUND
+    assert table.code == WAITS
     assert "1 new_key of t-alpha: select " in table.out
     assert "2.4 minimums" in table.out
     assert commands.ok("spikes", "--since", "2026-03-06", "--tenant", "t-beta").out == "nothing unusual\n"
