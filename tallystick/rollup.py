@@ -428,9 +428,9 @@ def _report(outcome: Any, start_seconds: float, seconds: float) -> RollupReport:
         if status in {"error", "fail", "runtime error"}:
             failures.append((name, _reason(result)))
         elif kind == "model" and status == "success":
-            models.append(
-                ModelRun(name, int((result.adapter_response or {}).get("rows_affected", 0)), result.execution_time)
-            )
+            # Of a view that was made there are -1.
+            rows = max(0, int((result.adapter_response or {}).get("rows_affected", 0)))
+            models.append(ModelRun(name, rows, result.execution_time))
         elif kind == "test" and status == "pass":
             tests_passed += 1
     if failures:

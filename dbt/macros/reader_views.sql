@@ -17,7 +17,7 @@ that hides tenant_id has none, such as those about the platform's own nodes.
         {%- set has = adapter.get_columns_in_relation(view) | map(attribute="name") | list -%}
         {%- set is_there = named | reject("in", has) | list | length == 0 -%}
     {%- endif -%}
-    {%- if execute and "tenant_id" in model.columns and "tenant_id" not in hidden and not is_there -%}
+    {%- if execute and has_reader_view() and not is_there -%}
     {%- set shown = [] -%}
     {%- for column in adapter.get_columns_in_relation(this) if column.name not in hidden -%}
         {%- if "cost" not in column.name or column.name in named -%}
@@ -44,6 +44,11 @@ that hides tenant_id has none, such as those about the platform's own nodes.
     revoke all on {{ view }} from tallystick_analyst, tallystick_billing, tallystick_operator;
     grant select on {{ view }} to tallystick_reader
     {%- endif -%}
+{% endmacro %}
+
+{# Has this mart a view for readers? One without tenant_id, or that hides it, has none. #}
+{% macro has_reader_view() %}
+    {{ return("tenant_id" in model.columns and "tenant_id" not in model.config.meta.get("hidden_from_readers", [])) }}
 {% endmacro %}
 
 {# A column as an expression of the same value. #}

@@ -13,7 +13,8 @@ view's rule, where nothing else looks.
     {%- endset -%}
     {%- set found = run_query(query).columns[0].values() | first -%}
 
-    {%- set own = "tenant_id" not in model.columns or adapter.get_relation(
+    {# Readers have a view of it, or are to have none. #}
+    {%- set own = not has_reader_view() or adapter.get_relation(
         this.database, this.schema, "own_" ~ this.identifier
     ) is not none -%}
     {{ run_hooks(pre_hooks, inside_transaction=False) }}
