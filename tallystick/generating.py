@@ -62,6 +62,8 @@ def plan_of(*, seed: str, entries: int, since: int, until: int, tenants: int | N
         raise GenerateError("--until must not be in the future: a gateway reports calls that have ended")
     if since >= until:
         raise GenerateError("--until must be after the beginning")
+    if not seed.strip():
+        raise GenerateError("--seed must not be empty")
     clients = read_clients(DATA)
     if tenants is not None:
         if not 1 <= tenants <= len(clients):

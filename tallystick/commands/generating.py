@@ -49,6 +49,8 @@ def generate(
     Tenants, prices and source are made where they are missing, and say that they are synthetic. The same command goes on
     with what was interrupted, and posts nothing twice.
     """
+    from shlex import quote
+
     from ledger.database import connect
     from tallystick.addresses import addresses
     from tallystick.generating import fill, plan_of, set_up
@@ -81,7 +83,7 @@ def generate(
     before = f"; {done.resumed_at:,} had been posted before" if done.resumed_at else ""
     many = "1 synthetic entry" if fresh == 1 else f"{fresh:,} synthetic entries"
     say(f"{many} posted in {done.seconds:.0f} s{speed}{before}")
-    same = f"tallystick generate --seed {seed} --entries {entries} {_span(start, end)}"
+    same = f"tallystick generate --seed {quote(seed)} --entries {entries} {_span(start, end)}"
     same += "" if tenants is None else f" --tenants {tenants}"
     say("for the same again: " + same + ("" if feeds == 1 else f" --feeds {feeds}"))
 

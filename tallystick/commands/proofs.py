@@ -69,6 +69,8 @@ def rollup(
     options = settings()
     if every is not None and rebuild is not None:
         raise CommandError("--every: a mart is made new once; leave out --rebuild or --every")
+    if tests and rebuild is not None:
+        raise CommandError("--tests: hold the marts to them after the rebuild, by `tallystick rollup --tests`")
     with addresses(options) as found:
         url = found.url_for(ROLLUP)
         while True:
@@ -121,6 +123,8 @@ def check(
     Each result is a number, its bound, and what to do; what is too little to judge by is said, and is no pass. Results are written
     down (ledger.check_runs, ledger.check_results) without a value of any tenant.
     """
+    if page is not None and page.is_dir():
+        raise CommandError(f"--page: {page} is a folder, and a page is a file")
     if last:
         return _last_check(page, format)
     from tallystick.addresses import addresses
@@ -232,6 +236,8 @@ def verify(
         raise CommandError("--refold: marts hold everything; leave out --since")
     options = settings()
     default = options.published_heads
+    if published is not None and not published.is_file():
+        raise CommandError(f"--heads: {published}: there is no such file")
     # The standing file is there once heads have been published; one that is named must be there.
     file = published or (default if default.exists() else None)
     with addresses(options) as found:

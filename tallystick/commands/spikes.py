@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tallystick.commands.common import WAITS, CommandError, Format, FormatOption, moment, say, show, with_connection
+from tallystick.commands.common import (
+    WAITS,
+    CommandError,
+    Format,
+    FormatOption,
+    moment,
+    need_tenant,
+    note,
+    say,
+    show,
+    with_connection,
+)
 from tallystick.roles import ANALYST
 
 if TYPE_CHECKING:
@@ -75,6 +86,16 @@ order by
     tenant_id, kind, feature, api_key_id, value, currency, since_at,
     array_position(array['critical', 'warning', 'notice'], severity), s.score desc, starts_at
 """
+_LATE: Final = timedelta(minutes=5)
+_WAITING: Final = """
+select min(b.recorded_at)
+from ledger.feeds as f
+cross join (values ('fct_spend_spikes'), ('fct_abuse_signals')) as m (model)
+left join marts.watermarks as w on w.model = m.model and w.feed_id = f.feed_id
+join ledger.batches as b on b.feed_id = f.feed_id and b.number > coalesce(w.low, 0)
+where b.entry_count > 0
+having min(b.recorded_at) < clock_timestamp() - %s::interval
+"""
 _ORDER: Final = {"critical": 0, "warning": 1, "notice": 2}
 
 
@@ -93,22 +114,31 @@ def spikes(
     """Show sudden spending and abuse, each with score, since when, and the query that explains it.
 
     Read from the marts, which the scheduler brings up to date every minute. The code is 0 where there is nothing, 3 where
-    there is something; docs/spikes.md says what to do about it.
+    there is something, 1 where the marts are late and nobody can say; docs/spikes.md says what to do about it.
     """
     from ledger.times import from_micros
 
     start = moment(since) or from_micros(time.time_ns() // 1000 - _DAY)
 
-    async def read(connection: "Connection") -> list[Finding]:
+    async def read(connection: "Connection") -> tuple[list[Finding], datetime | None]:
         cursor = await connection.execute("select to_regclass('marts.fct_abuse_signals') is not null")
         row = await cursor.fetchone()
         if row is None or not row[0]:
             raise CommandError("the marts hold no signals yet: run `tallystick rollup`")
+        await need_tenant(connection, tenant)
         cursor = await connection.execute(_FINDINGS, {"since": start, "tenant": tenant})
-        return [Finding(*found) for found in await cursor.fetchall()]
+        found = [Finding(*found) for found in await cursor.fetchall()]
+        cursor = await connection.execute(_WAITING, [_LATE])
+        late = await cursor.fetchone()
+        return found, late[0] if late is not None else None
 
-    found = with_connection(read, role=ANALYST)
+    found, unseen = with_connection(read, role=ANALYST)
     found = list(by_incident(found))
+    if unseen is not None:
+        line = f"what was recorded since {unseen:%Y-%m-%d %H:%M} UTC is not in the marts, and not looked at: `tallystick rollup`"
+        if not found:
+            raise CommandError(line)
+        note(line)
     show(
         found,
         format,

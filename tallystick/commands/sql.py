@@ -60,12 +60,16 @@ def sql(
 
     Tables of ledger, quotas and marts need no schema in front. Decimals are shown digit for digit.
     """
+    from tallystick.cookbook import statement as cookbook_statement
+
     if listed:
         return _list_questions(format)
+    tenant: str | None = None
     if query is not None:
         if statement is not None:
             raise CommandError("--query and a statement: only one of them")
-        statement = _asked(query, values or [])
+        given = _given(values or [])
+        statement, tenant = cookbook_statement(query, given), given.get("tenant") or None
     elif values:
         raise CommandError("--var goes with --query")
     statements: Iterable[str]
@@ -78,6 +82,8 @@ def sql(
     is_talk = statement is None and sys.stdin.isatty()
 
     async def work(connection: "Connection") -> None:
+        if tenant is not None:
+            await _need_tenant(connection, tenant)
         if is_talk:
             await _converse(connection, format, rows, seconds)
         else:
@@ -100,16 +106,23 @@ def _list_questions(format: TableFormat) -> None:
     print_table(["query", "question", "takes, with its defaults"], rows)
 
 
-def _asked(name: str, values: list[str]) -> str:
-    from tallystick.cookbook import statement
+async def _need_tenant(connection: "Connection", tenant: str) -> None:
+    """As `need_tenant` of the other commands, on a connection on which every value is a text."""
+    from ledger.errors import Unknown
 
+    cursor = await connection.execute("select from ledger.tenants where tenant_id = %s", [tenant])
+    if await cursor.fetchone() is None:
+        raise Unknown("tenant", tenant)
+
+
+def _given(values: list[str]) -> dict[str, str]:
     given = {}
     for text in values:
         variable, equals, value = text.partition("=")
         if not equals:
             raise CommandError(f"--var: name=value, not {text!r}")
         given[variable] = value
-    return statement(name, given)
+    return given
 
 
 # --- Where one statement ends ------------------------------------------------------------------------------------------
@@ -227,13 +240,14 @@ def _about(error: Any, statement: str, seconds: float) -> str:
 def _texts() -> "AdaptContext":
     """Return what makes every value arrive as Postgres prints it: a decimal keeps each digit, any date can be shown."""
     from psycopg.adapt import AdaptersMap
-    from psycopg.types.string import TextLoader
+    from psycopg.types.string import StrDumper, TextLoader
 
     class Texts:
         adapters = AdaptersMap()
         connection = None
 
     Texts.adapters.register_loader(0, TextLoader)
+    Texts.adapters.register_dumper(str, StrDumper)
     return Texts()
 
 

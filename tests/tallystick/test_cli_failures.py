@@ -72,8 +72,13 @@ NONSENSE: list[tuple[list[str], int, str]] = [
     (["sql", "select pg_sleep(3)", "--timeout", "0.05"], 1, "the statement was stopped after 0.05 seconds"),
     (["sql", "copy (select 1) to stdout"], 1, "sql runs no copy: --format csv writes the rows of a select"),
     (["sql", "select '\udcff'"], 1, "no UTF-8 text"),
+    (["sql", "--query", "budgets-nearly-exhausted", "--var", "tenant=nobody"], 1, "there is no tenant 'nobody'"),
+    (["sql", "--query", "budgets-nearly-exhausted", "--var", "share=most"], 1, "share must be a number, not 'most'"),
     (["tenants", "show", "no\udcffbody"], 1, "no UTF-8 text"),
     (["check", "--hours", "inf"], 2, "--hours"),
+    (["check", "--page", "docs"], 1, "--page: docs is a folder, and a page is a file"),
+    (["verify", "--heads", "/nowhere/heads.jsonl"], 1, "--heads: /nowhere/heads.jsonl: there is no such file"),
+    (["rollup", "--rebuild", "all", "--tests"], 1, "after the rebuild, by `tallystick rollup --tests`"),
     (["replay", "LICENSE"], 1, "replay needs a broker: start `tallystick up`, or set TALLYSTICK_KAFKA"),
     (["worker"], 1, "worker needs TALLYSTICK_KAFKA"),
 ]  # fmt: skip

@@ -136,6 +136,7 @@ def test_a_node_that_is_paid_in_another_currency_leaves_no_margin_and_no_cost_of
         ("actual", "0", "0.1", None, "EUR"),
         ("actual", "0.0024", "0", None, "USD"),
     ]
+    assert commands("margin", "2026-01", "--tenant", "t-alhpa").line == "there is no tenant 't-alhpa'"
     assert rows(commands.json("margin", "2026-01", "--billed")) == [
         ("t-alpha", "chat", "m-own", "standard", "0.0024", "0.0012", "0.0012")
     ]

@@ -39,6 +39,14 @@ async def _post(commands: Commands) -> None:
         ledger.close()
 
 
+async def _post_one(commands: Commands) -> None:
+    ledger = Ledger(commands.database)
+    try:
+        await ledger.post(call(99_999, START + timedelta(days=5)), received_at="2026-03-31T00:00:00Z")
+    finally:
+        ledger.close()
+
+
 def test_before_the_first_rollup_there_are_no_signals_to_show(commands: Commands) -> None:
     assert commands("spikes").line == "the marts hold no signals yet: run `tallystick rollup`"
 
@@ -66,6 +74,22 @@ def test_signals_are_shown_with_score_time_and_the_query_that_explains_them(comm
     # By default a day back from now, and that was months ago.
     assert commands.ok("spikes").out == "nothing unusual\n"
     assert commands("spikes", "--since", "yesterday").code == 1
+    assert commands("spikes", "--tenant", "t-alhpa").line == "there is no tenant 't-alhpa'"
+
+    # A batch that the marts have not taken up: for a minute nobody minds, then it could be what one looks for.
+    asyncio.run(_post_one(commands))
+    assert commands.ok("spikes").out == "nothing unusual\n"
+    with commands.database.connect(autocommit=True) as connection:
+        connection.execute("set session_replication_role = replica")
+        connection.execute(
+            "update ledger.batches set recorded_at = now() - interval '1 hour' where batch_id = (select max(batch_id) from ledger.batches)"
+        )
+    unseen = commands("spikes")
+    assert (unseen.code, unseen.out) == (1, "")
+    assert unseen.line.endswith("UTC is not in the marts, and not looked at: `tallystick rollup`")
+    found = commands("spikes", "--since", "2026-03-06")
+    assert found.code == WAITS
+    assert "is not in the marts" in found.err
 
 
 def _finding(

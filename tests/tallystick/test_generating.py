@@ -99,6 +99,7 @@ def test_more_tenants_may_come_later(commands: Commands) -> None:
         (("--since", "2026-10-26", "--until", "2026-10-26"), "--until must be after the beginning"),
         (("--until", "soon"), "--until: 'soon' is neither a date such as 2026-12-31 nor a time such as 2026-12-31T00:00:00Z"),
         (("--tenants", "77"), "--tenants must be from 1 to 76"),
+        (("--seed", " "), "--seed must not be empty"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_refused(commands: Commands, arguments: tuple[str, ...], line: str) -> None:
