@@ -81,9 +81,10 @@ _WITHOUT_CREDITED: Final = (
     " where c.posting_period = e.posting_period and c.entry_id = e.entry_id)"
 )
 # Late usage, and differences that a person stated, are rare: one number tells them apart, null for all other rows, which then
-# cost neither a date's arithmetic nor a look into their flags. Twice the days since 2000, and one where the amount is stated.
+# cost neither a date's arithmetic nor a look into their flags; no report states an amount. Twice the days since 2000, and one
+# where the amount is stated.
 _ASIDE: Final = """case
-            when e.local_date >= %(month)s::date and cardinality(e.usage_flags) = 0 then null
+            when e.local_date >= %(month)s::date and e.kind = 'usage' then null
             else nullif(
                 (least(date_trunc('month', e.local_date::timestamp)::date, %(month)s::date) - date '2000-01-01') * 2
                 + (e.usage_flags @> '{amount_stated}')::int,

@@ -21,6 +21,7 @@ from billing.documents import Document
 from billing.drafting import Draft
 from billing.errors import IssueRefused
 from billing.months import (
+    Agreed,
     Drafted,
     FoldedAhead,
     draft_months,
@@ -121,8 +122,9 @@ async def issue_all(
     """Issue a month of all tenants, or of an entity's; yield outcomes, tenants done and tenants in all, group by group.
 
     The first is empty and comes before the month is read, which takes a while: what can be refused at once is refused by then.
-    A tenant that cannot be issued is parked and the others go on. With a `second` connection the next group is locked and
-    drafted while one is written; it is numbered when that one has been committed.
+    A tenant that cannot be issued is parked and the others go on. What is agreed with tenants is read when their entries are
+    folded. With a `second` connection the one is read beside the other, and the next group is locked and drafted while one is
+    written; it is numbered when that one has been committed.
     """
     _check(terms)
     ids = await tenants_of(connection, month, entity_id)
@@ -133,8 +135,12 @@ async def issue_all(
     done = 0
     for start in range(0, len(ids), FOLDED):
         part = ids[start : start + FOLDED]
-        ahead = await fold_ahead(connection, month, None if entity_id is None and len(ids) <= FOLDED else part)
-        groups = [_Group(month, part[first : first + group], terms, ahead) for first in range(0, len(part), group)]
+        ahead, agreed = await _read_ahead(
+            connection, second, month, part, is_all=entity_id is None and len(ids) <= FOLDED
+        )
+        groups = [
+            _Group(month, part[first : first + group], terms, ahead, agreed) for first in range(0, len(part), group)
+        ]
         running: list[_Turn] = []
         try:
             for place, one in enumerate(groups):
@@ -159,6 +165,20 @@ async def issue_all(
             await _stop(running)
 
 
+async def _read_ahead(
+    connection: Connection, second: Connection | None, month: date, tenant_ids: Sequence[str], *, is_all: bool
+) -> tuple[FoldedAhead, Agreed]:
+    folded = None if is_all else tenant_ids
+    if second is None:
+        return await fold_ahead(connection, month, folded), await Agreed.read(connection, tenant_ids)
+    agreed = asyncio.create_task(Agreed.read(second, tenant_ids))
+    try:
+        return await fold_ahead(connection, month, folded), await agreed
+    finally:
+        agreed.cancel()
+        await asyncio.gather(agreed, return_exceptions=True)
+
+
 def _check(terms: Terms) -> None:
     if terms.accepts_bounds and not (terms.reason or "").strip():
         raise ActRefused("issuing beyond the bounds needs a reason")
@@ -172,6 +192,7 @@ class _Group:
     ids: Sequence[str]
     terms: Terms
     ahead: FoldedAhead | None = None
+    agreed: Agreed | None = None
 
 
 @dataclass(slots=True)
@@ -226,7 +247,7 @@ async def _issue_parts(connection: Connection, group: _Group) -> list[Outcome]:
     for tenant_id in group.ids:
         try:
             async with connection.transaction():
-                found += await _issue_group(connection, replace(group, ids=[tenant_id]))
+                found += await _issue_group(connection, replace(group, ids=[tenant_id], agreed=None))
         except _BROKEN as error:
             outcome = Outcome(tenant_id, group.month, "parked", reasons=(_line(error),))
             async with connection.transaction():
@@ -260,7 +281,7 @@ async def _issue_group(connection: Connection, group: _Group, turn: _Turn | None
     await lock_tenants(connection, ids)
     turn.has_locked.set()
     drafted = await draft_months(
-        connection, month, ids, today=now.astimezone(UTC).date(), for_issue=True, ahead=group.ahead
+        connection, month, ids, today=now.astimezone(UTC).date(), for_issue=True, ahead=group.ahead, agreed=group.agreed
     )
     await turn.to_number()
     failpoints.hit("issue.after_drafts")

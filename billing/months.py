@@ -15,7 +15,7 @@ from billing.drafting import Draft, Month, draft_month
 from billing.errors import FoldDiffers
 from billing.folding import fold, read_rates
 from billing.store import read_documents
-from billing.usage_lines import Group, UsageLine, lines_of
+from billing.usage_lines import Group, Rate, UsageLine, lines_of
 from ledger.books import load_tenants
 from ledger.closing import open_conflicts
 from ledger.database import Connection
@@ -117,6 +117,8 @@ class FoldedAhead:
     groups: Mapping[str, Sequence[Group]]
     states: Mapping[str, tuple[int, int]]
     """Of months that were closed: the close's number, and how many of their rows stood on credit notes."""
+    rates: Mapping[int, Mapping[str, Rate]]
+    """What prices the groups, by rate set and meter."""
 
 
 async def fold_ahead(connection: Connection, month: date, tenant_ids: Sequence[str] | None) -> FoldedAhead:
@@ -128,7 +130,12 @@ async def fold_ahead(connection: Connection, month: date, tenant_ids: Sequence[s
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read, read only")
         states = await _closed_states(connection, month, tenant_ids)
-        return FoldedAhead(await fold(connection, month, tenant_ids), states)
+        groups = await fold(connection, month, tenant_ids)
+        return FoldedAhead(groups, states, await _rates_of(connection, groups))
+
+
+async def _rates_of(connection: Connection, folded: Mapping[str, Sequence[Group]]) -> dict[int, dict[str, Rate]]:
+    return await read_rates(connection, (group for groups in folded.values() for group in groups))
 
 
 async def _closed_states(
@@ -158,10 +165,11 @@ async def _closed_states(
 
 async def _fold_locked(
     connection: Connection, month: date, tenant_ids: Sequence[str], ahead: FoldedAhead | None
-) -> dict[str, Sequence[Group]]:
-    """Return the folds that were read ahead, where their months are still as they were then; the others are read now."""
+) -> tuple[Mapping[str, Sequence[Group]], Mapping[int, Mapping[str, Rate]]]:
+    """Return folds and what prices them: those read ahead where their months are as they were then, the others read now."""
     if ahead is None:
-        return dict(await fold(connection, month, tenant_ids))
+        folded = await fold(connection, month, tenant_ids)
+        return folded, await _rates_of(connection, folded)
     states = await _closed_states(connection, month, tenant_ids)
     found = {
         each: ahead.groups.get(each, ())
@@ -169,7 +177,10 @@ async def _fold_locked(
         if each in states and states[each] == ahead.states.get(each)
     }
     changed = [each for each in tenant_ids if each not in found]
-    return {**found, **await fold(connection, month, changed)} if changed else found
+    if not changed:
+        return found, ahead.rates
+    folded = await fold(connection, month, changed)
+    return {**found, **folded}, {**ahead.rates, **await _rates_of(connection, folded)}
 
 
 async def draft_months(
@@ -180,28 +191,26 @@ async def draft_months(
     today: date,
     for_issue: bool = False,
     ahead: FoldedAhead | None = None,
+    agreed: "Agreed | None" = None,
 ) -> list[Drafted]:
     """Draft a month of some tenants, in the order of their ids; `for_issue` keeps their periods as they are meanwhile.
 
     Where one of them has no such month it is left out. `for_issue` is called inside the transaction that issues: it locks the
     period of each tenant, so that nobody opens, seals or issues it, in the order of their ids. What was folded `ahead` is
-    taken where its month is still as it was.
+    taken where its month is still as it was. What is `agreed` with these tenants is read now unless it is given.
     """
     periods = await _periods(connection, month, tenant_ids, for_issue)
     ids = sorted(periods)
-    tenants = await load_tenants(connection, ids)
+    agreed = agreed or await Agreed.read(connection, ids)
     live, revisions = await _live(connection, month, ids)
-    folded = await _fold_locked(connection, month, ids, ahead)
-    rates = await read_rates(connection, (group for groups in folded.values() for group in groups))
+    folded, rates = await _fold_locked(connection, month, ids, ahead)
     refused = await _refusals(connection, month, periods)
-    parties = await _Parties.read(connection, ids)
     before = await _totals_before(connection, month, ids)
     books = await read_books(connection, ids)
-    exchange_rates = ExchangeRates(await read_exchange_rates(connection))
     found = []
     for tenant_id in ids:
         period = periods[tenant_id]
-        version = _version(tenants[tenant_id], period.ends_at)
+        version = _version(agreed.tenants[tenant_id], period.ends_at)
         refusals = refused[tenant_id]
         charges: dict[str, Decimal] = {}
         for group in folded.get(tenant_id, ()):
@@ -220,16 +229,16 @@ async def draft_months(
             month=month,
             time_zone=version.time_zone,
             entity_id=version.entity_id,
-            entity_name=parties.entities.get(version.entity_id, version.entity_id),
+            entity_name=agreed.entities.get(version.entity_id, version.entity_id),
             today=today,
-            issuers=parties.issuers.get(version.entity_id, ()),
-            customers=parties.customers.get(tenant_id, ()),
-            tax_rates=parties.tax_rates.get(version.entity_id, ()),
-            items=parties.items.get(tenant_id, ()),
+            issuers=agreed.issuers.get(version.entity_id, ()),
+            customers=agreed.customers.get(tenant_id, ()),
+            tax_rates=agreed.tax_rates.get(version.entity_id, ()),
+            items=agreed.items.get(tenant_id, ()),
             lines=lines,
             charges=charges,
-            exchange_rates=exchange_rates,
-            bounds=parties.bounds,
+            exchange_rates=agreed.exchange_rates,
+            bounds=agreed.bounds,
             totals_before=before.get(tenant_id, {}),
             refusals=refusals,
             grants=owned.grants,
@@ -508,7 +517,11 @@ async def left_of(connection: Connection, document_ids: Sequence[str]) -> list[C
 
 
 @dataclass(slots=True)
-class _Parties:
+class Agreed:
+    """What stands on documents besides usage: who issues and pays, in which time zone and currency, under which terms."""
+
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    exchange_rates: ExchangeRates = field(default_factory=ExchangeRates)
     entities: dict[str, str] = field(default_factory=dict)
     issuers: dict[str, list[Issuer]] = field(default_factory=dict)
     customers: dict[str, list[Customer]] = field(default_factory=dict)
@@ -517,8 +530,12 @@ class _Parties:
     bounds: dict[str, Bound] = field(default_factory=dict)
 
     @classmethod
-    async def read(cls, connection: Connection, tenant_ids: Sequence[str]) -> "_Parties":
-        found = cls()
+    async def read(cls, connection: Connection, tenant_ids: Sequence[str]) -> "Agreed":
+        """Read it for some tenants."""
+        found = cls(
+            tenants=await load_tenants(connection, tenant_ids),
+            exchange_rates=ExchangeRates(await read_exchange_rates(connection)),
+        )
         cursor = await connection.execute("select entity_id, name from ledger.entities")
         found.entities.update(await cursor.fetchall())
         for issuer in await read_issuers(connection):
