@@ -1,6 +1,7 @@
 """What the API is run with. It is read elsewhere and handed down."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class Config:
     """Acts that take effect once a second person has agreed."""
     webhooks_allow_private: bool = False
     """Whether receivers of webhooks may be at private addresses, and without TLS."""
+    fonts: Path | None = None
+    """Folder of more fonts for printed documents."""
     page_tenants_max: int = 1_000
     page_rows_max: int = 1_000
     revision: str | None = None

@@ -164,6 +164,13 @@ def operation(
     return {name: value for name, value in made.items() if value or name == "security"}
 
 
+def with_files(made: dict[str, Any], media_types: Iterable[str]) -> dict[str, Any]:
+    """Return an operation that answers with a file, of one of some media types, and not with JSON of ours."""
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    of_file = {"description": "The file.", "content": dict.fromkeys(media_types, binary)}
+    return {**made, "responses": {**made["responses"], "200": of_file}}
+
+
 def path_parameter(name: str, description: str, example: str) -> dict[str, Any]:
     """Return a parameter that stands in the path."""
     return {

@@ -1,9 +1,13 @@
 """Invoices and credit notes over HTTP: drafted, issued, voided and given back by operators; read by the tenant too."""
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from urllib.parse import quote
 
 import msgspec
 from fastapi import APIRouter
@@ -12,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admin import act, answered, body_of, look, require
-from api.documents import Room, operation, path_parameter, query_parameter
+from api.documents import Room, operation, path_parameter, query_parameter, with_files
 from api.errors import InvalidRequest, TenantNotFound
 from api.pages import limit_of
 from api.parties import Act, Month, Reason, month_of_text
@@ -20,13 +24,19 @@ from api.services import services_of
 from billing import credit_notes, issuing, voiding
 from billing.credit_notes import Credited
 from billing.documents import Document
+from billing.exports.files import FORMATS, to_file
+from billing.exports.names import file_names
 from billing.issuing import Outcome, Terms, Waiting
 from billing.months import Live
 from billing.store import DocumentRecord, find_document, list_documents
+from ledger.api_keys import ApiKey
 from ledger.approvals import Awaiting
 from ledger.database import Connection
 from ledger.errors import Unknown
 from ledger.money import parse_amount
+
+if TYPE_CHECKING:
+    from billing.exports.focus import UsageCharge
 
 router = APIRouter()
 
@@ -251,7 +261,11 @@ _PRIVATE: Final = {"cache-control": "private, no-cache", "vary": "authorization"
 )  # fmt: skip
 async def show_document(request: Request) -> Response:
     """Answer with a document as it was issued."""
-    key = await require(request, _READ)
+    return answered(DocumentReply(await _document(request, await require(request, _READ))), headers=_PRIVATE)
+
+
+async def _document(request: Request, key: ApiKey) -> Document:
+    """Return the document that the path names, if the key may see it. Errors: Unknown."""
     name = request.path_params["document"]
     if "\0" in name:
         raise Unknown("document", "?")
@@ -259,7 +273,65 @@ async def show_document(request: Request) -> Response:
     if not key.may_read(found.tenant_id):
         # As if it were not there: a number says how many invoices others got.
         raise Unknown("document", name)
-    return answered(DocumentReply(found), headers=_PRIVATE)
+    return found
+
+
+@router.get(
+    "/v1/documents/{document}/file",
+    openapi_extra=with_files(
+        operation(
+            "exportDocument", "A document as a file", tag="invoices", scope=_READ, answer=DocumentReply,
+            example={"document": _DOCUMENT},
+            problems=("unknown-name", "invalid-request", "act-refused", "no-administration", "database-away"),
+            parameters=(
+                path_parameter("document", "Its number or id.", "NW-000001"),
+                query_parameter(
+                    "format", "pdf for people; csv, json; focus is FOCUS 1.2 as Parquet, focus-csv the same as CSV.",
+                    {"type": "string", "enum": [*FORMATS], "default": "pdf"},
+                ),
+                query_parameter(
+                    "exact", "Of a PDF: with a list of the amounts before rounding.", {"type": "boolean", "default": False}
+                ),
+            ),
+            description="The bytes that `tallystick invoice export` writes: the same for the same document.",
+        ),
+        [each.media_type for each in FORMATS.values()],
+    ),
+    response_model=None,
+)  # fmt: skip
+async def export_document(request: Request) -> Response:
+    """Answer with a document as a file."""
+    key = await require(request, _READ)
+    format, exact = request.query_params.get("format", "pdf"), request.query_params.get("exact", "false")
+    if format not in FORMATS:
+        raise InvalidRequest("format", f"must be one of {', '.join(FORMATS)}")
+    if exact not in ("true", "false"):
+        raise InvalidRequest("exact", "must be true or false")
+    if exact == "true" and format != "pdf":
+        raise InvalidRequest("exact", "is of a pdf: the other formats have exact amounts anyway")
+    found = await _document(request, key)
+    charges = await act(request, lambda connection: _charges(connection, found)) if FORMATS[format].has_charges else ()
+    fonts = services_of(request).config.fonts
+    make = partial(
+        to_file, found, format, charges, font_folders=[] if fonts is None else [fonts], with_exact=exact == "true"
+    )
+    content = await asyncio.get_running_loop().run_in_executor(_PRINTER, make)
+    name = f"{file_names([found])[0]}.{FORMATS[format].suffix}"
+    # A prefix of numbers may have letters that a header has not (RFC 6266).
+    headers = {**_PRIVATE, "content-disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
+    return Response(content, headers=headers, media_type=FORMATS[format].media_type)
+
+
+async def _charges(connection: Connection, document: Document) -> "list[UsageCharge]":
+    # Polars is loaded for whoever asks for it: a gateway's replica does not wait for it.
+    from billing.exports.focus_source import read_charges
+
+    await connection.execute("set transaction isolation level repeatable read, read only")
+    return await read_charges(connection, document)
+
+
+_PRINTER: Final = ThreadPoolExecutor(1, "documents")
+"""Makes files beside the loop, one after the other: Typst takes one document at a time, and lets go of the interpreter."""
 
 
 @router.get(

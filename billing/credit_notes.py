@@ -82,7 +82,7 @@ async def credit_usage(
         named = ",".join(f"{period}:{entry_id}" for period, ids in found.items() for entry_id in ids)
         detail = {"entries": sha256(named.encode()).hexdigest()}
         note = credit_note(of, lines, "usage", reason)
-        return await _issue(connection, actor, of, note, found, needed, reason, detail)
+        return await _issue(connection, actor, of, note, found, needed, reason, detail, dry_run=dry_run)
 
 
 async def credit_commercially(
@@ -112,7 +112,7 @@ async def credit_commercially(
             chosen = [_of_all(of, amount)]
         note = credit_note(of, chosen, "commercial", reason)
         detail = {"lines": {str(number): part for number, part in _texts(lines)}} if lines else {}
-        return await _issue(connection, actor, of, note, {}, needed, reason, detail)
+        return await _issue(connection, actor, of, note, {}, needed, reason, detail, dry_run=dry_run)
 
 
 def _texts(lines: Mapping[int, Decimal | None]) -> list[tuple[int, str]]:
@@ -285,7 +285,10 @@ async def _issue(
     needed: Collection[str],
     reason: str,
     detail: Mapping[str, Any],
+    *,
+    dry_run: bool,
 ) -> Credited | Awaiting:
+    """Number and write a credit note; in a dry run, which is taken back, nobody is asked and the draft is what was made."""
     count = sum(len(ids) for ids in entry_ids.values())
     what = {
         "invoice": of.invoice.number,
@@ -294,7 +297,9 @@ async def _issue(
         "total": amount_text(note.total),
         **detail,
     }
-    agreed = await second_person(connection, needed, "credit-notes.issue", what, actor=actor, reason=reason)
+    agreed = await second_person(
+        connection, () if dry_run else needed, "credit-notes.issue", what, actor=actor, reason=reason
+    )
     if isinstance(agreed, Awaiting):
         return agreed
     cursor = await connection.execute(
@@ -337,4 +342,4 @@ async def _issue(
     terms = Terms(actor, reason)
     await record_documents(connection, terms, [issued], {"invoice": of.invoice.number, "basis": note.basis})
     failpoints.hit("credit.before_commit")
-    return Credited(issued.document, count)
+    return Credited(note if dry_run else issued.document, count)

@@ -76,7 +76,7 @@ def test_every_setting_reaches_a_service() -> None:
     assert not {f"TALLYSTICK_{name.upper()}" for name in NOT_FOR_COMPOSE} & reached
 
 
-@pytest.mark.parametrize("setting", ["second_person", "grace_days", "months_ahead", "webhooks_allow_private"])
+@pytest.mark.parametrize("setting", ["second_person", "grace_days", "months_ahead", "webhooks_allow_private", "fonts"])
 def test_a_rule_is_the_same_wherever_it_is_asked_for(setting: str) -> None:
     """An act that needs two over HTTP and one by command would need one."""
     name = f"TALLYSTICK_{setting.upper()}"

@@ -26,6 +26,7 @@ from tallystick.commands.invoices import invoice
 
 if TYPE_CHECKING:
     from billing.documents import Document
+    from billing.exports.focus import UsageCharge
     from ledger.database import Connection
 
 focus = group("FOCUS 1.2: what tenants were billed, for those who compare bills.")
@@ -76,6 +77,7 @@ def export_document(
     exact: Annotated[bool, typer.Option("--exact", help="PDF: with a list of the amounts before rounding.")] = False,
 ) -> None:
     """Write issued invoices and credit notes as files: the same document gives the same bytes."""
+    from billing.exports.files import FORMATS
     from billing.exports.names import file_names
     from billing.store import find_document, list_documents, read_documents
 
@@ -95,7 +97,7 @@ def export_document(
         return
     if output is None:
         raise CommandError("--month writes a file for each document: name a folder with --output")
-    first, folder = month(of_month), output
+    first, folder, suffix = month(of_month), output, FORMATS[format].suffix
 
     async def many(connection: Connection) -> int:
         await need_tenant(connection, tenant)
@@ -106,37 +108,24 @@ def export_document(
         with bar(f"documents {of_month}", "documents", len(wanted)) as move:
             for each, name in zip(wanted, names, strict=True):
                 (found,) = await read_documents(connection, [each.document_id])
-                _write(await _file(connection, found, format, exact=exact), folder / f"{name}.{_SUFFIXES[format]}")
+                _write(await _file(connection, found, format, exact=exact), folder / f"{name}.{suffix}")
                 move(1)
         return len(wanted)
 
     note(f"{counted(with_connection(many), 'document')} of {first:%Y-%m} in {folder}")
 
 
-_SUFFIXES = {
-    DocumentFormat.pdf: "pdf",
-    DocumentFormat.csv: "csv",
-    DocumentFormat.json: "json",
-    DocumentFormat.parquet: "parquet",
-    DocumentFormat.focus_csv: "csv",
-}
-
-
 async def _file(connection: Connection, found: Document, format: DocumentFormat, *, exact: bool) -> bytes:
-    from billing.exports.csv_text import to_csv
-    from billing.exports.json_text import to_json
-    from billing.exports.pdf import to_pdf
+    from billing.exports.files import FORMATS, to_file
+    from billing.exports.focus_source import read_charges
 
-    if format is DocumentFormat.pdf:
-        folder = settings().fonts
-        return to_pdf(found, font_folders=[] if folder is None else [folder], with_exact=exact)
-    if format is DocumentFormat.csv:
-        return to_csv([found]).encode()
-    if format is DocumentFormat.json:
-        return to_json(found).encode()
-    return await _focus_file(
-        connection, [found], FocusFormat.parquet if format is DocumentFormat.parquet else FocusFormat.csv
-    )
+    folder = settings().fonts
+    charges: Sequence[UsageCharge] = ()
+    if FORMATS[format].has_charges:
+        async with connection.transaction():
+            await connection.execute("set transaction isolation level repeatable read, read only")
+            charges = await read_charges(connection, found)
+    return to_file(found, format, charges, font_folders=[] if folder is None else [folder], with_exact=exact)
 
 
 @focus.command("export")

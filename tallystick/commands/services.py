@@ -152,6 +152,7 @@ def api() -> None:
             months_ahead=options.months_ahead,
             second_person=second_person_acts(),
             webhooks_allow_private=options.webhooks_allow_private,
+            fonts=options.fonts,
             revision=newest_revision(),
         )
         try:

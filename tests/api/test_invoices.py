@@ -4,6 +4,10 @@ from typing import Any
 
 import pytest
 
+from billing.exports.csv_text import to_csv
+from billing.exports.json_text import to_json
+from billing.exports.pdf import to_pdf
+from billing.store import find_document
 from ledger.database import connect
 from tests.api.support import make_key, problem, site
 from tests.api.test_parties import Asking
@@ -52,6 +56,7 @@ async def test_a_month_from_draft_to_credit_note(closed: Ledger) -> None:
         back = {"invoice": "NW-000001", "lines": [{"line_no": 1}], "reason": "sorry"}
         preview = (await ask.post("/v1/credit-notes:commercial", **back)).json()
         assert (preview["outcome"], preview["document"]["total"]) == ("preview", "6.60")
+        assert (preview["document"]["state"], preview["document"]["number"]) == ("draft", None)
         noted = (await ask.post("/v1/credit-notes:commercial", **back, commit=True)).json()
         assert (noted["outcome"], noted["document"]["number"]) == ("issued", "NW-C-000001")
         refused = await ask.post("/v1/invoices:void", invoice="NW-000001", reason="x")
@@ -62,6 +67,34 @@ async def test_a_month_from_draft_to_credit_note(closed: Ledger) -> None:
         ("invoices.issue", f"key {token[: token.rindex('_')]}"),
         ("credit-notes.issue", f"key {token[: token.rindex('_')]}"),
     ]
+
+
+async def test_a_document_is_a_file_of_any_format(closed: Ledger) -> None:
+    """The bytes of the command; a tenant's key has its own."""
+    token = await make_key(closed, "invoices:write", "invoices:read")
+    own, others = await make_key(closed, tenant_id="t-alpha"), await make_key(closed, tenant_id="t-beta")
+    async with site(closed) as here:
+        ask, alpha, beta = Asking(here, token), Asking(here, own), Asking(here, others)
+        await ask.post("/v1/invoices:issue", tenant_id="t-alpha", month="2026-01")
+        async with await connect(closed.database.url_for("tallystick_operator")) as operator:
+            document = await find_document(operator, "NW-000001")
+        file = f"/v1/documents/{document.document_id}/file"
+        pdf = await alpha.get(file)
+        assert (pdf.status_code, pdf.content) == (200, to_pdf(document))
+        assert pdf.headers["content-type"] == "application/pdf"
+        assert pdf.headers["content-disposition"] == "attachment; filename*=UTF-8''NW-000001.pdf"
+        assert pdf.headers["cache-control"] == "private, no-cache"
+        assert (await alpha.get(file, exact="true")).content == to_pdf(document, with_exact=True)
+        by_number = "/v1/documents/NW-000001/file"
+        assert (await alpha.get(by_number, format="csv")).text == to_csv([document])
+        assert (await alpha.get(by_number, format="json")).text == to_json(document)
+        focus = await alpha.get(by_number, format="focus")
+        assert (problem(focus), "run `tallystick rollup`" in focus.json()["detail"]) == ("act-refused", True)
+        assert problem(await beta.get(by_number)) == "unknown-name"
+        for wrong in ({"format": "xml"}, {"exact": "1"}, {"format": "csv", "exact": "true"}):
+            refused = await alpha.get(by_number, **wrong)
+            assert problem(refused) == "invalid-request"
+            assert refused.json()["errors"][0]["name"] == list(wrong)[-1]
 
 
 async def test_a_void_may_wait_for_a_second_person(closed: Ledger) -> None:

@@ -118,6 +118,7 @@ async def test_a_credit_note_for_usage_takes_its_reversals_off_the_next_invoice(
     await reverse(writer, "b")
     shown = await credit_usage(operator, "jane", january.number or "", reason="A wrong model", dry_run=True)
     assert isinstance(shown, Credited)
+    assert (shown.document.number, shown.document.state, shown.document.total) == (None, "draft", Decimal(7))
     assert priced.value("select count(*) from billing.documents") == 1
     made = await credit_usage(operator, "jane", january.number or "", reason="A wrong model")
     assert isinstance(made, Credited)

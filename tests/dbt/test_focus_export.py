@@ -8,12 +8,13 @@ import pytest
 
 from billing.credit_notes import Credited, credit_usage
 from billing.errors import ExportRefused
-from billing.exports.focus import focus_frame, focus_rows
+from billing.exports.focus import focus_frame, focus_rows, to_focus_csv, to_parquet
 from billing.exports.focus_source import read_charges
 from billing.store import find_document
 from ledger.database import Connection, connect
 from ledger.exchange import ExchangeRate
 from ledger.price_store import save_exchange_rates
+from tests.api.support import bearer, make_key, site
 from tests.billing import focus_rules
 from tests.billing.support import FEBRUARY, agree, close, draft, issued, reverse
 from tests.dbt.conftest import Marts
@@ -55,6 +56,14 @@ async def test_the_file_of_real_usage_adds_up_and_keeps_the_rules(marts: Marts, 
     outcome = focus_rules.check(frame)
     assert outcome.failed.keys() <= focus_rules.EXCEPTIONS.keys(), outcome.failed
     assert await read_charges(operator, document) == await read_charges(operator, document)
+    token = await make_key(marts.ledger, tenant_id="t-alpha")
+    async with site(marts.ledger) as here:
+        file = f"/v1/documents/{document.document_id}/file"
+        over_http = [
+            await here.client.get(file, params={"format": name}, headers=bearer(token)) for name in ("focus", "focus-csv")
+        ]
+    assert over_http[0].content == to_parquet(frame)
+    assert over_http[1].text == to_focus_csv(frame)
 
 
 async def test_the_list_price_of_a_tenant_with_a_contract_is_the_plans(marts: Marts, operator: Connection) -> None:
