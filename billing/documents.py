@@ -154,7 +154,7 @@ class Document:
                 if amount % unit:
                     raise ValueError(f"{self.kind} of {self.tenant_id}: {amount} has more places than {self.currency}")
 
-    def marked(self, **marks: str | datetime | None) -> "Document":
+    def marked(self, **marks: str | date | None) -> "Document":
         """Return the document with its digest, or as issued: with marks that none of its sums hangs on."""
         # By hand, since `replace` would add up again what already did.
         if not marks.keys() <= _FIELDS.keys():

@@ -8,9 +8,10 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, Literal
+from zoneinfo import ZoneInfo
 
 import psycopg
 from psycopg.rows import class_row
@@ -451,12 +452,14 @@ async def _numbered(
 
 
 def numbered(document: Document, issuer: Issuer, value: int, now: datetime) -> Document:
-    """Return a draft as issued: its number, its id and its time."""
+    """Return a draft as issued: its number, its id and its time, and when it is due: days count from the printed day of issue."""
     prefix = issuer.invoice_prefix if document.kind == "invoice" else issuer.credit_note_prefix
+    issued_on = now.astimezone(ZoneInfo(document.time_zone)).date()
     return document.marked(
         document_id=new_id(document.kind),
         number=number_text(prefix, value),
         issued_at=now,
+        due_date=None if document.due_date is None else issued_on + timedelta(days=issuer.payment_days),
         state="issued",
     )
 

@@ -1,6 +1,8 @@
 """Issuing: a closed month becomes one invoice, whoever asks and however often; what is unknown keeps it back."""
 
+from datetime import timedelta
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -68,6 +70,23 @@ async def test_b064_late_usage_is_a_line_of_the_next_invoice(priced: Ledger, ope
     )
     assert by_occurrence == {"01": Decimal("100.75"), "02": Decimal(40)}
     assert owed(priced) == {"USD": Decimal("140.75")} == {"USD": priced.total()}
+
+
+async def test_an_invoice_is_due_so_many_days_after_the_day_that_it_was_issued_on(
+    priced: Ledger, operator: Connection
+) -> None:
+    """14 days after the printed day, which is the tenant's: at any hour it is another day in one of these zones than in UTC."""
+    zones = {"t-east": "Pacific/Kiritimati", "t-west": "Pacific/Pago_Pago"}
+    for name, zone in zones.items():
+        priced.add_tenant(name, zone=zone)
+    await agree(operator, *zones)
+    await priced.post(
+        *(dollars(f"e-{name}", "1", tenant_id=name, request_id=f"r-{name}") for name in zones), received_at=LATER
+    )
+    for name, zone in zones.items():
+        found = await issued(operator, JANUARY, name)
+        assert found.issued_at is not None
+        assert found.due_date == found.issued_at.astimezone(ZoneInfo(zone)).date() + timedelta(days=14)
 
 
 async def test_issuing_again_answers_with_what_was_issued(priced: Ledger, operator: Connection) -> None:
