@@ -80,12 +80,30 @@ versions on days. Of sums over hours: hits, calls, their squares, and their prod
         / ({{ chance }} * (1 - {{ chance }}) * calls))
 {%- endmacro %}
 
-{# The condition that a row of five minutes is in the history of a day of `touched`. #}
-{% macro is_past_of(row, day) -%}
-    {{ row }}.tenant_id = {{ day }}.tenant_id
-        and {{ row }}.starts_at >= ({{ day }}.date - {{ signal_history_days() }})::timestamp at time zone 'UTC'
-        and {{ row }}.starts_at < {{ day }}.date::timestamp at time zone 'UTC'
-{%- endmacro %}
+{# The rows of a fact of five minutes on days of `past_days`, each once, however many days they are the history of. #}
+{% macro past_rows(facts) %}
+    {% if is_incremental() -%}
+    select f.*
+    from (
+        select distinct
+            tenant_id,
+            day
+        from past_days
+    ) as d
+    cross join lateral (
+        select r.*
+        from {{ facts }} as r
+        where
+            r.tenant_id = d.tenant_id
+            and r.starts_at >= d.day::timestamp at time zone 'UTC'
+            and r.starts_at < (d.day + 1)::timestamp at time zone 'UTC'
+        offset 0
+    ) as f
+    {%- else -%}
+    select *
+    from {{ facts }}
+    {%- endif %}
+{% endmacro %}
 
 {# The windows that shares are judged in, in minutes. #}
 {% macro signal_windows() %}{{ return([10, 15, 60]) }}{% endmacro %}

@@ -1,64 +1,128 @@
 {%- set columns = ["tenant_id", "date", "measure", "feature", "api_key_id", "value", "charge_currency", "hour_of_day"] -%}
+{%- set entries = unconsumed(ref('int_entries_measured')) -%}
 {{ config(one_row_per(columns, buckets=["tenant_id", "date"], is_fold=false)) }}
 
-with unconsumed as (
-    {{ unconsumed(ref('int_entries_measured')) }}
-),
-
--- A day is held against what came before it, so it is enough to look once, when its first entry comes.
-touched as (
+with touched as (
+    {% if is_incremental() -%}
+    -- A day is held against what came before it, so it is enough to look once, when its first entry comes.
     select distinct
         u.tenant_id,
         (u.occurred_at at time zone 'UTC')::date as date
-    from unconsumed as u
-    {% if is_incremental() %}
+    from ({{ entries }}) as u
     where not exists (
         select
         from {{ this }} as t
         where t.tenant_id = u.tenant_id and t.date = (u.occurred_at at time zone 'UTC')::date
     )
-    {% endif %}
+    {%- else -%}
+    -- Each entry is in one of these five minutes.
+    select distinct
+        tenant_id,
+        (starts_at at time zone 'UTC')::date as date
+    from {{ ref('fct_signals_5min') }}
+    {%- endif %}
+),
+
+-- What makes a day usual. Whatever is of one hour or one day is made once, and joined to these last.
+past_days as (
+    select
+        t.tenant_id,
+        t.date,
+        t.date - n as day
+    from touched as t
+    cross join generate_series(1, {{ signal_history_days() }}) as n
+),
+
+past_usage as (
+    {{ past_rows(ref('fct_signals_5min')) }}
+),
+
+past_user_usage as (
+    {{ past_rows(ref('fct_user_usage_5min')) }}
 ),
 
 usage_hours as (
     select
-        t.tenant_id,
-        t.date,
-        date_trunc('hour', f.starts_at, 'UTC') as hour_at,
-        f.feature,
-        f.api_key_id,
-        f.language,
-        f.model,
-        f.charge_currency,
-        sum(f.request_count) as request_count,
-        sum(f.error_count) as error_count,
-        sum(f.retry_count) as retry_count,
-        sum(f.over_16k_count) as over_16k_count,
-        sum(f.over_64k_count) as over_64k_count,
-        sum(f.cacheable_count) as cacheable_count,
-        sum(f.cache_read_count) as cache_read_count,
-        sum(f.charge_amount) as charge_amount
-    from touched as t
-    join {{ ref('fct_signals_5min') }} as f on {{ is_past_of("f", "t") }}
-    group by t.tenant_id, t.date, date_trunc('hour', f.starts_at, 'UTC'), f.feature, f.api_key_id, f.language, f.model, f.charge_currency
+        tenant_id,
+        (starts_at at time zone 'UTC')::date as day,
+        date_trunc('hour', starts_at, 'UTC') as hour_at,
+        feature,
+        api_key_id,
+        language,
+        model,
+        charge_currency,
+        sum(request_count)::bigint as request_count,
+        sum(error_count)::bigint as error_count,
+        sum(retry_count)::bigint as retry_count,
+        sum(over_16k_count)::bigint as over_16k_count,
+        sum(over_64k_count)::bigint as over_64k_count,
+        sum(cacheable_count)::bigint as cacheable_count,
+        sum(cache_read_count)::bigint as cache_read_count,
+        sum(charge_amount) as charge_amount
+    from past_usage
+    group by 1, 2, 3, feature, api_key_id, language, model, charge_currency
 ),
 
-spent as (
+spent_hours as (
     select
         tenant_id,
-        date,
+        day,
         hour_at,
         feature,
         api_key_id,
         charge_currency,
         sum(charge_amount) as charge_amount,
-        sum(request_count) as request_count,
-        min(min(hour_at)) over (partition by tenant_id, date) as first_hour_at
+        sum(request_count) as request_count
     from usage_hours
-    group by tenant_id, date, hour_at, feature, api_key_id, charge_currency
+    group by tenant_id, day, hour_at, feature, api_key_id, charge_currency
 ),
 
--- Those that end with any five minutes, as the quarter hours that are judged.
+spent_series as (
+    select
+        tenant_id,
+        date,
+        feature,
+        api_key_id,
+        charge_currency,
+        min(min(s.hour_at)) over (partition by tenant_id, date) as first_hour_at
+    from past_days
+    join spent_hours as s using (tenant_id, day)
+    group by tenant_id, date, feature, api_key_id, charge_currency
+),
+
+-- Those that end with any five minutes, as the quarter hours that are judged; and those that begin on the day as well, which are
+-- all that the first day of a history has.
+quarters as (
+    select
+        tenant_id,
+        day,
+        feature,
+        api_key_id,
+        charge_currency,
+        sum(charge_amount) over (
+            partition by tenant_id, feature, api_key_id, charge_currency
+            order by starts_at
+            range between interval '10 minutes' preceding and current row
+        ) as charge_amount,
+        sum(charge_amount) over (
+            partition by tenant_id, feature, api_key_id, charge_currency, day
+            order by starts_at
+            range between interval '10 minutes' preceding and current row
+        ) as charge_amount_of_day
+    from (
+        select
+            tenant_id,
+            (starts_at at time zone 'UTC')::date as day,
+            starts_at,
+            feature,
+            api_key_id,
+            charge_currency,
+            sum(charge_amount) as charge_amount
+        from past_usage
+        group by tenant_id, starts_at, feature, api_key_id, charge_currency
+    ) as u
+),
+
 dearest_quarters as (
     select
         tenant_id,
@@ -66,72 +130,39 @@ dearest_quarters as (
         feature,
         api_key_id,
         charge_currency,
-        max(charge_amount) as charge_amount
-    from (
+        max(case when day = date - {{ signal_history_days() }} then charge_amount_of_day else charge_amount end) as charge_amount
+    from past_days
+    join (
         select
-            t.tenant_id,
-            t.date,
-            f.feature,
-            f.api_key_id,
-            f.charge_currency,
-            sum(sum(f.charge_amount)) over (
-                partition by t.tenant_id, t.date, f.feature, f.api_key_id, f.charge_currency
-                order by f.starts_at
-                range between interval '10 minutes' preceding and current row
-            ) as charge_amount
-        from touched as t
-        join {{ ref('fct_signals_5min') }} as f on {{ is_past_of("f", "t") }}
-        group by t.tenant_id, t.date, f.feature, f.api_key_id, f.charge_currency, f.starts_at
-    ) as q
+            tenant_id,
+            day,
+            feature,
+            api_key_id,
+            charge_currency,
+            max(charge_amount) as charge_amount,
+            max(charge_amount_of_day) as charge_amount_of_day
+        from quarters
+        group by tenant_id, day, feature, api_key_id, charge_currency
+    ) as q using (tenant_id, day)
     group by tenant_id, date, feature, api_key_id, charge_currency
 ),
 
 -- Hours without usage are hours of zero, from the tenant's first on.
 every_hour as (
     select
-        tenant_id,
-        date,
-        feature,
-        api_key_id,
-        charge_currency,
-        hour_at,
-        extract(hour from hour_at at time zone 'UTC')::integer as hour_of_day,
-        extract(isodow from hour_at at time zone 'UTC') = extract(isodow from date) as is_same_weekday,
-        sum(charge_amount) as charge_amount
-    from (
-        select
-            tenant_id,
-            date,
-            feature,
-            api_key_id,
-            charge_currency,
-            hour_at,
-            charge_amount
-        from spent
-        union all
-        select
-            s.tenant_id,
-            s.date,
-            s.feature,
-            s.api_key_id,
-            s.charge_currency,
-            h.hour_at,
-            0
-        from (
-            select distinct
-                tenant_id,
-                date,
-                feature,
-                api_key_id,
-                charge_currency,
-                first_hour_at
-            from spent
-        ) as s
-        cross join lateral generate_series(
-            s.first_hour_at, s.date::timestamp at time zone 'UTC' - interval '1 hour', interval '1 hour'
-        ) as h (hour_at)
-    ) as u
-    group by tenant_id, date, feature, api_key_id, charge_currency, hour_at
+        s.tenant_id,
+        s.date,
+        s.feature,
+        s.api_key_id,
+        s.charge_currency,
+        extract(hour from e.hour_at at time zone 'UTC')::integer as hour_of_day,
+        extract(isodow from e.hour_at at time zone 'UTC') = extract(isodow from s.date) as is_same_weekday,
+        coalesce(h.charge_amount, 0) as charge_amount
+    from spent_series as s
+    cross join lateral generate_series(
+        s.first_hour_at, s.date::timestamp at time zone 'UTC' - interval '1 hour', interval '1 hour'
+    ) as e (hour_at)
+    left join spent_hours as h using (tenant_id, feature, api_key_id, charge_currency, hour_at)
 ),
 
 -- Of each hour of the day, and of all hours.
@@ -217,40 +248,42 @@ call_prices as (
         ) as peak,
         null::numeric as quarter_peak,
         sum(request_count)::bigint as sample_count
-    from spent
+    from past_days
+    join spent_hours using (tenant_id, day)
     where request_count > 0
     group by tenant_id, date, feature, api_key_id, charge_currency
 ),
 
-calls as (
+call_hours as (
     select
         tenant_id,
-        date,
+        day,
+        hour_at,
         feature,
         api_key_id,
-        hour_at,
-        sum(request_count) as request_count,
-        sum(error_count) as error_count,
-        sum(retry_count) as retry_count,
-        sum(over_16k_count) as over_16k_count,
-        sum(over_64k_count) as over_64k_count,
-        sum(cacheable_count) as cacheable_count,
-        sum(cacheable_count - cache_read_count) as uncached_count
+        sum(request_count)::bigint as request_count,
+        sum(error_count)::bigint as error_count,
+        sum(retry_count)::bigint as retry_count,
+        sum(over_16k_count)::bigint as over_16k_count,
+        sum(over_64k_count)::bigint as over_64k_count,
+        sum(cacheable_count)::bigint as cacheable_count,
+        sum(cacheable_count - cache_read_count)::bigint as uncached_count
     from usage_hours
-    group by tenant_id, date, feature, api_key_id, hour_at
+    group by tenant_id, day, hour_at, feature, api_key_id
 ),
 
-parts_by_hour as (
+part_hours as (
     select
         c.tenant_id,
-        c.date,
+        c.day,
         m.measure,
         c.feature,
         c.api_key_id,
         '' as value,
         m.hits,
-        m.calls
-    from calls as c
+        m.calls,
+        m.hits / m.calls::numeric as share
+    from call_hours as c
     cross join lateral (
         values
             ('errors', c.error_count, c.request_count),
@@ -263,22 +296,23 @@ parts_by_hour as (
     union all
     select
         u.tenant_id,
-        u.date,
+        u.day,
         m.measure,
         u.feature,
         u.api_key_id,
         m.value,
-        sum(u.request_count) as hits,
-        c.request_count as calls
+        sum(u.request_count)::bigint as hits,
+        c.request_count as calls,
+        sum(u.request_count) / c.request_count as share
     from usage_hours as u
     cross join lateral (
         values
             ('language', u.language),
             ('model', u.model)
     ) as m (measure, value)
-    join calls as c using (tenant_id, date, feature, api_key_id, hour_at)
+    join call_hours as c using (tenant_id, feature, api_key_id, hour_at)
     where c.request_count > 0
-    group by u.tenant_id, u.date, m.measure, u.feature, u.api_key_id, m.value, u.hour_at, c.request_count
+    group by u.tenant_id, u.day, m.measure, u.feature, u.api_key_id, m.value, u.hour_at, c.request_count
 ),
 
 -- What all hours have, those too in which the language or the model was not used.
@@ -292,33 +326,37 @@ totals as (
         sum(request_count * request_count) as squared_calls,
         sum(cacheable_count) as cacheable_calls,
         sum(cacheable_count * cacheable_count) as squared_cacheable_calls
-    from calls
+    from past_days
+    join call_hours using (tenant_id, day)
     group by tenant_id, date, feature, api_key_id
 ),
 
 parts as (
     select
-        p.tenant_id,
-        p.date,
-        p.measure,
-        p.feature,
-        p.api_key_id,
-        p.value,
-        sum(p.hits) as hits,
-        sum(p.hits * p.hits) as squared_hits,
-        sum(p.hits * p.calls) as hits_by_calls,
+        p.*,
         case when p.measure = 'uncached' then t.cacheable_calls else t.calls end as calls,
-        case when p.measure = 'uncached' then t.squared_cacheable_calls else t.squared_calls end as squared_calls,
-        coalesce(
-            percentile_disc(0.98) within group (order by p.hits / p.calls) filter (where p.calls >= 20),
-            percentile_disc(0.98) within group (order by p.hits / p.calls) filter (where p.calls >= 10),
-            0
-        ) as peak
-    from parts_by_hour as p
+        case when p.measure = 'uncached' then t.squared_cacheable_calls else t.squared_calls end as squared_calls
+    from (
+        select
+            tenant_id,
+            date,
+            measure,
+            feature,
+            api_key_id,
+            value,
+            sum(hits) as hits,
+            sum(hits * hits) as squared_hits,
+            sum(hits * calls) as hits_by_calls,
+            coalesce(
+                percentile_disc(0.98) within group (order by share) filter (where calls >= 20),
+                percentile_disc(0.98) within group (order by share) filter (where calls >= 10),
+                0
+            ) as peak
+        from past_days
+        join part_hours using (tenant_id, day)
+        group by tenant_id, date, measure, feature, api_key_id, value
+    ) as p
     join totals as t using (tenant_id, date, feature, api_key_id)
-    group by
-        p.tenant_id, p.date, p.measure, p.feature, p.api_key_id, p.value,
-        t.calls, t.squared_calls, t.cacheable_calls, t.squared_cacheable_calls
 ),
 
 -- A late correction may leave a bucket with more parts than calls, or with less than none.
@@ -346,43 +384,67 @@ shares as (
     where calls > 0
 ),
 
-users_by_hour as (
+user_hours as (
     select
-        t.tenant_id,
-        t.date,
-        date_trunc('hour', f.starts_at, 'UTC') as hour_at,
-        f.subject_id,
-        sum(f.request_count) as request_count
-    from touched as t
-    join {{ ref('fct_user_usage_5min') }} as f on {{ is_past_of("f", "t") }}
-    group by t.tenant_id, t.date, date_trunc('hour', f.starts_at, 'UTC'), f.subject_id
+        tenant_id,
+        date_trunc('hour', starts_at, 'UTC') as hour_at,
+        subject_id,
+        sum(request_count)::bigint as request_count
+    from past_user_usage
+    group by 1, 2, subject_id
+),
+
+heaviest_of_hours as (
+    select
+        tenant_id,
+        (hour_at at time zone 'UTC')::date as day,
+        hour_at,
+        max(request_count) / sum(request_count) as share,
+        sum(request_count)::bigint as request_count
+    from user_hours
+    group by tenant_id, hour_at
+    having sum(request_count) > 0
+),
+
+user_days as (
+    select
+        u.tenant_id,
+        h.day,
+        u.subject_id,
+        sum(u.request_count)::bigint as hits,
+        sum(u.request_count * u.request_count)::bigint as squared_hits,
+        sum(u.request_count * h.request_count)::bigint as hits_by_calls
+    from user_hours as u
+    join heaviest_of_hours as h using (tenant_id, hour_at)
+    group by u.tenant_id, h.day, u.subject_id
 ),
 
 heaviest as (
     select
         tenant_id,
         date,
-        hour_at,
-        max(request_count) / sum(request_count) as share,
-        sum(request_count) as request_count
-    from users_by_hour
-    group by tenant_id, date, hour_at
-    having sum(request_count) > 0
+        share,
+        request_count
+    from past_days
+    join heaviest_of_hours using (tenant_id, day)
 ),
 
 each_user as (
     select
-        u.tenant_id,
-        u.date,
-        u.subject_id,
-        sum(u.request_count) as hits,
-        sum(u.request_count * u.request_count) as squared_hits,
-        sum(u.request_count * h.request_count) as hits_by_calls,
-        t.calls,
-        t.squared_calls,
-        least(greatest(sum(u.request_count) / t.calls, 0), 1) as share
-    from users_by_hour as u
-    join heaviest as h using (tenant_id, date, hour_at)
+        *,
+        least(greatest(hits / calls, 0), 1) as share
+    from (
+        select
+            tenant_id,
+            date,
+            subject_id,
+            sum(hits) as hits,
+            sum(squared_hits) as squared_hits,
+            sum(hits_by_calls) as hits_by_calls
+        from past_days
+        join user_days using (tenant_id, day)
+        group by tenant_id, date, subject_id
+    ) as u
     join (
         select
             tenant_id,
@@ -392,7 +454,6 @@ each_user as (
         from heaviest
         group by tenant_id, date
     ) as t using (tenant_id, date)
-    group by u.tenant_id, u.date, u.subject_id, t.calls, t.squared_calls
 ),
 
 -- How far users go from their own share, over all of them: people come in sessions.
