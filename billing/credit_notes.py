@@ -106,10 +106,10 @@ async def credit_commercially(
     async with connection.transaction(force_rollback=dry_run):
         of = await _locked(connection, invoice)
         if lines is not None:
-            chosen = [_whole_or_part(of, number, part) for number, part in sorted(lines.items())]
+            chosen = [line_back(of, number, part) for number, part in sorted(lines.items())]
         else:
             assert amount is not None
-            chosen = [_of_all(of, amount)]
+            chosen = [amount_back(of, amount)]
         note = credit_note(of, chosen, "commercial", reason)
         detail = {"lines": {str(number): part for number, part in _texts(lines)}} if lines else {}
         return await _issue(connection, actor, of, note, {}, needed, reason, detail, dry_run=dry_run)
@@ -235,7 +235,8 @@ def _category(of: Creditable) -> str:
 # --- Commercial -------------------------------------------------------------------------------------------------------
 
 
-def _whole_or_part(of: Creditable, number: int, part: Decimal | None) -> Line:
+def line_back(of: Creditable, number: int, part: Decimal | None) -> Line:
+    """Return the line that gives back a line of an invoice: what is left of it (None), or a part as printed. Errors: CreditRefused."""
     line = next((each for each in of.invoice.lines if each.line_no == number), None)
     if line is None:
         raise CreditRefused(f"invoice {of.invoice.number} has no line {number}")
@@ -251,8 +252,11 @@ def _whole_or_part(of: Creditable, number: int, part: Decimal | None) -> Line:
     )  # fmt: skip
 
 
-def _of_all(of: Creditable, amount: Decimal) -> Line:
+def amount_back(of: Creditable, amount: Decimal) -> Line:
+    """Return the line that gives back an amount, as printed and before tax, of a whole invoice. Errors: CreditRefused."""
     categories = [name for name, left in of.left.items() if left.base]
+    if not categories:
+        raise CreditRefused(f"nothing is left of invoice {of.invoice.number}: all of it was given back")
     if len(categories) != 1:
         raise CreditRefused(
             f"invoice {of.invoice.number} has {len(categories)} tax categories with something left: say which lines"

@@ -3,14 +3,18 @@
 from collections.abc import AsyncIterator
 from datetime import date
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from billing.errors import FoldDiffers
 from billing.usage_lines import Group, Rate, lines_of
 from ledger.corrections import Difference, Request, Wanted, correct
 from ledger.database import Connection, connect
+from ledger.money import EXACT
 from ledger.proofs import Difference as Differs
 from ledger.proofs import note_proof
 from tests.billing.support import JANUARY, LATER, agree, close, dollars, draft, issue, issued
@@ -79,6 +83,48 @@ def test_what_was_taken_back_wholly_has_no_line() -> None:
         GROUP, charge=-GROUP.charge, quantities={meter: -quantity for meter, quantity in GROUP.quantities.items()}
     )
     assert lines_of([GROUP, back], RATES) == []
+
+
+_METERS = ("uncached_input_tokens", "cache_read_tokens", "visible_output_tokens")
+_PRICES = st.builds(
+    Rate, st.decimals(min_value=0, max_value=100, allow_nan=False, places=9), st.sampled_from([1, 1000, 1_000_000])
+)
+_REQUESTS = st.tuples(
+    st.sampled_from([None, "chat", "search"]), st.integers(1, 3), st.fixed_dictionaries({each: st.integers(-10**9, 10**9) for each in _METERS})
+)  # fmt: skip
+
+
+@given(
+    st.fixed_dictionaries({number: st.fixed_dictionaries(dict.fromkeys(_METERS, _PRICES)) for number in (1, 2, 3)}),
+    st.lists(_REQUESTS, max_size=12),
+)
+def test_lines_sum_to_the_charges_of_their_requests_exactly(
+    rates: dict[int, dict[str, Rate]], requests: list[tuple[str | None, int, dict[str, int]]]
+) -> None:
+    """Each request is priced by itself, in fractions; the fold sums counts by price and knows nothing of requests."""
+    charges: dict[tuple[str | None, int], Fraction] = {}
+    counts: dict[tuple[str | None, int], dict[str, Decimal]] = {}
+    for feature, number, used in requests:
+        key = (feature, number)
+        charges[key] = charges.get(key, Fraction(0)) + sum(
+            Fraction(count) * Fraction(rates[number][meter].price) / rates[number][meter].per
+            for meter, count in used.items()
+        )
+        counts[key] = {meter: counts.get(key, {}).get(meter, Decimal(0)) + count for meter, count in used.items()}
+    groups = [
+        structs.replace(
+            GROUP, feature=key[0], rate_set_id=key[1], charge=_decimal(charge), quantities=counts[key]
+        )
+        for key, charge in charges.items()
+    ]  # fmt: skip
+    lines = lines_of(groups, rates)
+    assert sum(Fraction(line.amount) for line in lines) == sum(charges.values())
+    assert sum(line.quantity or 0 for line in lines) == sum(count for _, _, used in requests for count in used.values())
+
+
+def _decimal(value: Fraction) -> Decimal:
+    """Return a fraction of a power of ten digit for digit."""
+    return EXACT.divide(Decimal(value.numerator), Decimal(value.denominator))
 
 
 # --- Of real entries ----------------------------------------------------------------------------------------------------

@@ -3,15 +3,22 @@
 from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
 
-from billing.credit_notes import Credited, credit_commercially, credit_usage
-from billing.documents import Document
+from billing.credit_notes import Credited, amount_back, credit_commercially, credit_usage, line_back
+from billing.crediting import credit_note, creditable
+from billing.documents import CreditApplied, Document
 from billing.errors import CreditRefused, VoidRefused
 from billing.issuing import Terms, issue_month
+from billing.rounding import round_money, spread, total
 from billing.store import read_documents
 from billing.voiding import Voided, void_invoice
 from ledger.database import Connection
+from ledger.money import EXACT
 from quotas.granting import NewGrant, create_grant, find_grant
+from tests.billing.documents import make_document, make_line
 from tests.billing.support import (
     FEBRUARY,
     JANE,
@@ -177,7 +184,7 @@ async def test_b128_credit_notes_of_all_lines_add_up_to_the_invoice(priced: Ledg
 
 
 @pytest.mark.parametrize(
-    ("given", "rule"),
+    ("wanted", "rule"),
     [
         ({}, "say either which lines are given back or which amount"),
         ({"amount": Decimal("12.34")}, "more than the 12.33 USD that is left of invoice NW-000001 before tax"),
@@ -188,17 +195,17 @@ async def test_b128_credit_notes_of_all_lines_add_up_to_the_invoice(priced: Ledg
     ],
 )
 async def test_refusals_of_commercial_credit_notes(
-    priced: Ledger, operator: Connection, given: dict[str, object], rule: str
+    priced: Ledger, operator: Connection, wanted: dict[str, object], rule: str
 ) -> None:
     await agree(operator, items=[fee("a", "12.33")])
     await issued(operator)
     with pytest.raises(CreditRefused, match=rule):
-        await commercial(operator, "NW-000001", **given)
+        await commercial(operator, "NW-000001", **wanted)
     assert priced.value("select count(*) from billing.documents where kind = 'credit_note'") == 0
 
 
 @pytest.mark.parametrize(
-    "given",
+    "wanted",
     [
         {"lines": {1: Decimal("1.57"), 2: None}},
         {"lines": {1: None, 2: Decimal("1.60")}},
@@ -206,7 +213,7 @@ async def test_refusals_of_commercial_credit_notes(
     ],
 )
 async def test_what_was_printed_can_be_given_back_though_it_was_rounded_up(
-    priced: Ledger, operator: Connection, given: dict[str, object]
+    priced: Ledger, operator: Connection, wanted: dict[str, object]
 ) -> None:
     """1.566 and 1.599 are 3.165, printed 3.17 = 1.57 + 1.60. WRONG: 3.17 is more than the 3.165 that is left."""
     await agree(operator, tax_rate="0.19")
@@ -215,7 +222,7 @@ async def test_what_was_printed_can_be_given_back_though_it_was_rounded_up(
     assert ([line.amount for line in invoice.lines], invoice.total) == (
         [Decimal("1.57"), Decimal("1.60")], Decimal("3.77"),
     )  # fmt: skip
-    assert (await commercial(operator, "NW-000001", **given)).total == Decimal("3.77")
+    assert (await commercial(operator, "NW-000001", **wanted)).total == Decimal("3.77")
     assert (owed(priced), exactly_owed(priced)) == ({"USD": Decimal("0.00")}, Decimal(0))
 
 
@@ -235,7 +242,54 @@ async def test_parts_never_come_to_more_than_was_billed(priced: Ledger, operator
     assert [part.total for part in parts] == [Decimal("3.96")] * 3
     last = await commercial(operator, "NW-000001", amount=Decimal("0.01"))
     assert last.total == Decimal("0.02"), "0.01 and what is left of the tax: 1.90 - 3 x 0.63 = 0.01"
+    with pytest.raises(CreditRefused, match="nothing is left of invoice NW-000001: all of it was given back"):
+        await commercial(operator, "NW-000001", amount=Decimal("0.01"))
     assert owed(priced) == {"USD": Decimal("0.00")}
+
+
+_CENTS = st.integers(1, 300).map(lambda cents: Decimal(cents) / 100)
+_EXACT = st.integers(1, 40_000).map(lambda parts: Decimal(parts) / 10_000)
+_BACK = st.one_of(
+    st.tuples(st.just("line"), st.integers(1, 3), st.none() | _CENTS),
+    st.tuples(st.just("amount"), st.just(0), _CENTS),
+    st.tuples(st.just("usage"), st.just(0), _EXACT),
+)
+
+
+@given(st.lists(_EXACT, min_size=1, max_size=3), st.integers(0, 100), st.lists(_BACK, max_size=6))
+def test_no_credit_notes_give_back_more_than_was_billed_and_the_rest_can_be_given_back(
+    exact: list[Decimal], percent: int, wanted: list[tuple[str, int, Decimal | None]]
+) -> None:
+    """By lines, parts, amounts or usage, in any order: neither money, nor tax, nor what a grant paid comes back twice."""
+    subtotal = round_money(total(exact), "EUR")
+    lines = [
+        make_line(str(amount), exact_amount=each)
+        for amount, each in zip(spread(subtotal, exact, "EUR"), exact, strict=True)
+    ]
+    whole = EXACT.add(subtotal, round_money(EXACT.multiply(subtotal, Decimal("0.19")), "EUR"))
+    paid = round_money(whole * percent / 100, "EUR")
+    invoice = make_document(lines, credits=[CreditApplied("grant-1", "Prepaid", paid)] if paid else [])
+    notes: list[Document] = []
+    for kind, number, amount in wanted:
+        of = creditable(invoice, notes)
+        try:
+            if kind == "line":
+                back = line_back(of, number, amount)
+            elif kind == "amount":
+                back = amount_back(of, amount or Decimal(0))
+            else:
+                back = structs.replace(lines[0], exact_amount=amount)
+            notes.append(credit_note(of, [back], "commercial", "An apology"))
+        except CreditRefused:
+            continue
+    (left,) = creditable(invoice, notes).left.values()
+    if left.base:
+        of = creditable(invoice, notes)
+        notes.append(credit_note(of, [amount_back(of, left.base)], "commercial", "The rest"))
+    for name in ("subtotal", "tax_total", "total", "credit_total", "amount_due"):
+        given_back = total(getattr(note, name) for note in notes)
+        assert given_back == getattr(invoice, name), name
+    assert all(note.total > 0 for note in notes)
 
 
 # --- Grants -------------------------------------------------------------------------------------------------------------
