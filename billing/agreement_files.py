@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, NoReturn, TypeVar
 import yaml
 
 from billing.agreements import Bound, Customer, Issuer, Item, TaxRate, fee_part, in_force
-from billing.errors import AgreementRefused
+from billing.errors import AgreementRefused, DocumentNotPrintable
+from billing.exports.words import languages, words_of
 from billing.months import (
     lock_tenants,
     read_bounds,
@@ -122,6 +123,15 @@ def _currency(text: str) -> str:
     return text
 
 
+def _language(text: str) -> str:
+    """Take a tag that documents are printed in: what is issued keeps its language, so a mistake would be found too late."""
+    try:
+        words_of(text)
+    except DocumentNotPrintable:
+        raise ValueError from None
+    return text
+
+
 def _country(text: str) -> str:
     if not (len(text) == 2 and text.isascii() and text.isalpha() and text.isupper()):
         raise ValueError
@@ -200,7 +210,7 @@ def _customer(place: _Place) -> Customer:
         tax_id=place.maybe("tax_id"),
         email=place.maybe("email"),
         tax_category=place.text("tax_category"),
-        language=place.text("language"),
+        language=place.read("language", _language, f"language of documents, which are {', '.join(languages())}"),
         invoice_currency=place.maybe_read("invoice_currency", _currency, "code of ISO 4217"),
     )
 
