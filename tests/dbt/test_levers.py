@@ -145,6 +145,38 @@ async def test_another_model_than_the_one_asked_for_is_held_against_its_price(ma
     ]
 
 
+async def test_a_route_to_another_provider_is_held_against_the_only_one_that_has_the_model(marts: Marts) -> None:
+    """m-big at openai would have been 10.00, and 2.00 were paid elsewhere; whose m-two it was nobody says. What openai would have
+    been charged at is not known."""
+    await set_up(marts)
+    for provider in ("azure", "vllm"):
+        marts.ledger.add_model("m-own", provider=provider)
+        rates = per_million(input="2.00", cached="0.20", write_5m="2.50", output="8.00")
+        await marts.ledger.add_card(
+            make_card(rates, provider=provider, model="m-own", effective_at="2020-01-01T00:00:00Z")
+        )
+    for provider in ("azure", "openai"):
+        marts.ledger.add_model("m-two", provider=provider)
+        await marts.ledger.add_card(
+            make_card(per_million(input="7.00"), provider=provider, model="m-two", effective_at="2020-01-01T00:00:00Z")
+        )
+    own = {"provider": "vllm", "model": "m-own", "usage": usage(1_000_000)}
+    await marts.post(
+        make_event("d", requested_model="m-big", **own),
+        make_event("t", requested_model="m-two", **own),
+        make_event("a", requested_model="m-two", **{**own, "provider": "azure"}),
+    )
+    marts.roll_up(*MARTS, tests=True)
+    assert marts.ledger.rows(
+        "select provider, asked_model, cost_saved_amount, cost_uncompared_tokens, charge_uncompared_tokens"
+        " from marts.fct_lever_savings_daily where lever = 'other_model' order by 1, 2"
+    ) == [
+        ("azure", "m-two", Decimal("5.00"), 0, 1_000_000),
+        ("vllm", "m-big", Decimal("8.00"), 0, 1_000_000),
+        ("vllm", "m-two", 0, 1_000_000, 1_000_000),
+    ]
+
+
 async def test_a_day_on_which_the_asked_models_price_changed_is_not_compared(marts: Marts) -> None:
     """From 10:00 on the 15th m-big costs 3.00: that day and its neighbours have two prices, the 18th has one."""
     await set_up(marts)

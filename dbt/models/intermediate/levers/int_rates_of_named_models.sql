@@ -1,5 +1,8 @@
 with names as (
-    select * from {{ ref('int_model_names') }}
+    select
+        *,
+        min(provider) over (partition by name) = max(provider) over (partition by name) as is_of_one_provider
+    from {{ ref('int_model_names') }}
 ),
 
 cards as (
@@ -76,6 +79,7 @@ priced as (
     select
         n.provider,
         n.name,
+        n.is_of_one_provider,
         m.currency,
         m.effective_at,
         m.until,

@@ -87,7 +87,8 @@ tiered as (
     left join standard_rates as ho on ho.rate_set_id = u.charge_rate_set_id and ho.meter = u.meter
 ),
 
--- The same quantities at the rates of the model that was asked for.
+-- The same quantities at the rates of the model that was asked for. Senders do not say of whom it was asked: of who answered, if
+-- it has a model of that name; else of the only one that has.
 changed as (
     select
         u.*,
@@ -95,9 +96,10 @@ changed as (
         cp.unit_price as cost_paid_price,
         co.unit_price as cost_other_price,
         hp.unit_price as charge_paid_price,
-        -- A markup on everything of the provider would have been on that model too, unless it has a card of its own.
+        -- A markup on everything of the provider would have been on that model too, unless it has a card of its own. That of
+        -- another provider nobody knows here.
         case
-            when not co.has_charge_card and (m.exchange_rate_hash is null or x.rate is not null)
+            when co.provider = u.provider and not co.has_charge_card and (m.exchange_rate_hash is null or x.rate is not null)
                 then co.unit_price * m.markup * coalesce(x.rate, 1)
         end as charge_other_price
     from used as u
@@ -107,8 +109,8 @@ changed as (
     left join rates as cp on cp.rate_set_id = u.cost_rate_set_id and cp.meter = u.meter
     left join asked_rates as co
         on
-            co.provider = u.provider
-            and co.name = u.asked_model
+            co.name = u.asked_model
+            and (co.provider = u.provider or co.is_of_one_provider)
             and co.currency = u.cost_currency
             and co.meter = u.meter
             and s.service_tier = ''
