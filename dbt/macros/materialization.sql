@@ -27,7 +27,7 @@ whoever listens, and a process that stays runs it without dbt; see tallystick/st
 
     {%- if is_new -%}
         {%- call statement("main") -%}
-            {{ get_create_table_as_sql(False, filled, sql) }}
+            {{ created(filled, sql) }}
         {%- endcall -%}
         {%- do create_indexes(filled) -%}
         {%- if existing is not none -%}
@@ -65,6 +65,22 @@ whoever listens, and a process that stays runs it without dbt; see tallystick/st
     {{ run_hooks(post_hooks, inside_transaction=False) }}
     {{ return({"relations": [target_relation]}) }}
 {% endmaterialization %}
+
+{#
+A table of the rows of a statement. Held to the contract as dbt holds it, and then made in one go where no column is forbidden to be
+null: into a table that is there Postgres reads with one process only.
+#}
+{% macro created(relation, sql) -%}
+    {%- set constrained = model.columns.values() | selectattr("constraints") | list or model.constraints -%}
+    {%- if config.get("contract").enforced and not constrained -%}
+        {{ get_assert_columns_equivalent(sql) }}
+        create table {{ relation }} as (
+            {{ sql }}
+        )
+    {%- else -%}
+        {{ get_create_table_as_sql(False, relation, sql) }}
+    {%- endif -%}
+{%- endmacro %}
 
 {# Say what was run, as an event of dbt's with one line of JSON. #}
 {% macro tell_steps(steps) -%}

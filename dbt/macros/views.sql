@@ -25,6 +25,9 @@ view's rule, where nothing else looks.
             select 1 where false
         {%- endcall %}
     {%- else -%}
+        {%- if config.get("contract").enforced -%}
+            {{ get_assert_columns_equivalent(sql) }}
+        {%- endif -%}
         {% call statement("main") -%}
             drop view if exists {{ relation }} cascade;
             create view {{ relation }} as

@@ -17,6 +17,7 @@ by_scope as (
         provider,
         model,
         request_count,
+        usage_missing_count,
         input_tokens + output_tokens as tokens
     from minutes
 
@@ -30,6 +31,7 @@ by_scope as (
         '',
         '',
         sum(request_count),
+        sum(usage_missing_count),
         sum(input_tokens + output_tokens)
     from minutes
     group by tenant_id, local_date, starts_at
@@ -44,6 +46,7 @@ days as (
         model,
         count(*) filter (where tokens > 0) as active_minute_count,
         sum(request_count)::bigint as request_count,
+        sum(usage_missing_count)::bigint as usage_missing_count,
         sum(tokens)::bigint as token_count,
         max(tokens)::bigint as peak_tokens_per_minute,
         (array_agg(starts_at order by tokens desc, starts_at))[1] as peak_at,
