@@ -136,9 +136,11 @@ versions on days. Of sums over hours: hits, calls, their squares, and their prod
 
 {#
 The buckets of five minutes to judge anew: those of unconsumed entries, and those within the hour after them whose windows
-reach back to them. Then, per tenant, the stretch that must be read for them.
+reach back to them; from nothing all that the facts have, since each entry is in one. Then, per tenant, the stretch that must be read for them.
 #}
 {% macro touched_buckets(facts) %}
+    {%- set entries = unconsumed(ref('int_entries_measured')) -%}
+    {% if is_incremental() %}
     select distinct
         f.tenant_id,
         f.starts_at
@@ -146,7 +148,7 @@ reach back to them. Then, per tenant, the stretch that must be read for them.
         select distinct
             u.tenant_id,
             date_bin('5 minutes', u.occurred_at, timestamptz '2020-01-01 00:00:00+00') as starts_at
-        from ({{ unconsumed(ref('int_entries_measured')) }}) as u
+        from ({{ entries }}) as u
     ) as n
     cross join lateral (
         select
@@ -156,6 +158,12 @@ reach back to them. Then, per tenant, the stretch that must be read for them.
         where r.tenant_id = n.tenant_id and r.starts_at between n.starts_at and n.starts_at + interval '55 minutes'
         offset 0
     ) as f
+    {% else %}
+    select distinct
+        tenant_id,
+        starts_at
+    from {{ facts }}
+    {% endif %}
 {% endmacro %}
 
 {# The rows of a fact of five minutes that the windows of the touched buckets hold. #}
