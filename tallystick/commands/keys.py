@@ -42,7 +42,7 @@ def create_key(
             "--scope",
             help=(
                 "What it may do, such as events:write; again for more. Left out, a tenant's or a source's may write"
-                " events and reservations and read budgets and usage."
+                " events and reservations, and read budgets, usage and invoices."
             ),
         ),
     ] = None,
