@@ -90,6 +90,9 @@ class Draft:
 
 def draft_month(known: Month) -> list[Draft]:
     """Return the drafts of a month, one for each currency in which it has lines; none where there is nothing to bill."""
+    if not known.customers and not known.items and not any(line.amount for line in known.lines):
+        # All that was used was free, and nobody agreed to an invoice: such as our own canary.
+        return []
     terms = known.terms
     fixed = None if terms is None else terms.invoice_currency
     charged = sorted({line.currency for line in known.lines})

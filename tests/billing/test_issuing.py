@@ -22,6 +22,7 @@ from tests.billing.support import (
     owed,
 )
 from tests.factories import make_event
+from tests.ledger.prices import make_card
 from tests.support.ledger import Ledger
 
 
@@ -139,6 +140,28 @@ async def test_nothing_is_issued_over_what_is_unknown(priced: Ledger, operator: 
     assert outcome.reasons == (
         "2 requests are without a charge", "1 request is without usage", "1 conflict is of its usage open: accept or dismiss",
     )  # fmt: skip
+
+
+async def test_what_is_free_is_an_invoice_of_zero_to_a_customer_and_none_to_whom_nobody_agreed_with(
+    priced: Ledger, operator: Connection
+) -> None:
+    """Such as the canary, which would wait for an address at the end of each month; what it used and has no price still waits."""
+    priced.add_tenant("t-free").add_tenant("t-lost").add_model("m-free")
+    await priced.add_card(
+        make_card(model="m-free", is_free=True, effective_at="2020-01-01T00:00:00Z"),
+    )
+    await priced.post(
+        dollars("a", "3", model="m-free"), dollars("b", "4", tenant_id="t-free", model="m-free"),
+        dollars("c", "5", tenant_id="t-lost", model="m-unknown"), received_at=LATER,
+    )  # fmt: skip
+    for name in ("t-alpha", "t-free", "t-lost"):
+        await close(operator, JANUARY, tenant_id=name)
+    found = {name: await issue(operator, JANUARY, name) for name in ("t-alpha", "t-free", "t-lost")}
+    assert {name: each.result for name, each in found.items()} == {
+        "t-alpha": "issued", "t-free": "nothing", "t-lost": "parked",
+    }  # fmt: skip
+    assert found["t-alpha"].total == Decimal(0)
+    assert found["t-lost"].reasons == ("1 request is without a charge",)
 
 
 async def test_an_empty_month_is_nothing(priced: Ledger, operator: Connection) -> None:
