@@ -144,8 +144,11 @@ def _sections(results: Sequence[CheckResult]) -> Iterator[str]:
             yield f'<h2>{_WORDS[state].capitalize()}</h2>\n<p class="group">{_MEANS[state]}</p>\n{_table(listed)}'
     about = {each.expectation: each for each in results if _state(each) in ("unknown", "passed")}
     if about:
-        rows = "".join(f"<dt>{_name(name)}</dt><dd>{_told(each.why)}</dd>" for name, each in sorted(about.items()))
-        yield f"<details><summary>Why these are looked at</summary><dl>{rows}</dl></details>\n"
+        rows = "".join(
+            f"<dt>{_name(name)}</dt><dd>{_told(each.why)}<br>If it fails: {_told(_act(each))}</dd>"
+            for name, each in sorted(about.items())
+        )
+        yield f"<details><summary>Why these are looked at, and what to do</summary><dl>{rows}</dl></details>\n"
 
 
 def _article(state: str, name: str, listed: Sequence[CheckResult]) -> str:

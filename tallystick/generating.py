@@ -17,6 +17,7 @@ from typing import Any, Final
 from ingest.intake import Intake, Message, ease_collection
 from ingest.servegen import read_clients
 from ingest.synthetic import SOURCE, Plan, party_of, providers_and_models
+from ingest.usage_events import EARLIEST_AT
 from ledger import feeds
 from ledger.books import load_tenants
 from ledger.contracts import load_contracts
@@ -60,6 +61,8 @@ def plan_of(*, seed: str, entries: int, since: int, until: int, tenants: int | N
     """
     if until > now:
         raise GenerateError("--until must not be in the future: a gateway reports calls that have ended")
+    if since < EARLIEST_AT:
+        raise GenerateError("they must not begin before 2020-01-01: no earlier call is accepted")
     if since >= until:
         raise GenerateError("--until must be after the beginning")
     if not seed.strip():

@@ -75,6 +75,10 @@ def generate(
                 on_start=lambda posted, total: move(posted, total),
                 on_events=lambda count: move(count, None),
             )
+    refused = {outcome: count for outcome, count in done.outcomes.items() if outcome != "created"}
+    if refused:
+        told = ", ".join(f"{outcome}: {count:,}" for outcome, count in sorted(refused.items()))
+        raise CommandError(f"not every event became an entry ({told}): `tallystick dead-letters list` says why")
     if format is Format.json:
         print_json(done)
         return

@@ -543,6 +543,8 @@ async def test_the_page_loads_nothing_and_escapes_what_it_shows(ledger: Ledger, 
     assert "<script" not in html
     assert not [mark for mark in ("src=", "href=", "url(", "@import") if mark in html]
     assert "default-src 'none'" in html
+    # Also of what passed: why it is looked at, and what to do.
+    assert html.count("If it fails: ") >= 10
 
 
 async def test_a_run_is_written_down_with_its_window_and_shown_again(ledger: Ledger, commands: Commands) -> None:

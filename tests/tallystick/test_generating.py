@@ -6,7 +6,7 @@ import pytest
 
 from ledger.times import parse_rfc3339
 from tallystick.commands.common import now
-from tallystick.generating import GenerateError, fill, plan_of
+from tallystick.generating import Generated, GenerateError, fill, plan_of
 from tallystick.roles import WRITER
 from tallystick.verify import verify
 from tests.tallystick.commands import Commands
@@ -100,10 +100,19 @@ def test_more_tenants_may_come_later(commands: Commands) -> None:
         (("--until", "soon"), "--until: 'soon' is neither a date such as 2026-12-31 nor a time such as 2026-12-31T00:00:00Z"),
         (("--tenants", "77"), "--tenants must be from 1 to 76"),
         (("--seed", " "), "--seed must not be empty"),
+        (("--until", "2020-01-14"), "they must not begin before 2020-01-01: no earlier call is accepted"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_is_refused(commands: Commands, arguments: tuple[str, ...], line: str) -> None:
     assert commands("generate", "--entries", "10", *arguments).line == line
+
+
+def test_what_did_not_become_an_entry_is_said(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may be told of ten entries where three are dead letters."""
+    done = Generated("f", 10, 0, 1.0, {"created": 7, "dead_letter": 3})
+    monkeypatch.setattr("tallystick.generating.fill", lambda *arguments, **options: done)
+    line = commands("generate", "--entries", "10", "--tenants", "1", *SPAN).line
+    assert line == "not every event became an entry (dead_letter: 3): `tallystick dead-letters list` says why"
 
 
 def test_usage_before_a_tenants_beginning_is_refused(commands: Commands) -> None:
