@@ -23,7 +23,7 @@ from api import (
     invoices,
     parties,
     periods,
-    reservations,
+    reservation_routes,
     usage,
     webhooks,
 )
@@ -39,7 +39,7 @@ _START_SECONDS: Final = 5.0
 
 ROOMS: Final[tuple[Room, ...]] = (
     events.ROOM,
-    reservations.ROOM,
+    reservation_routes.ROOM,
     budgets.ROOM,
     budget_terms.ROOM,
     grants.ROOM,

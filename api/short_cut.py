@@ -7,7 +7,8 @@ from starlette.types import Receive, Scope, Send
 
 from api.budgets import PATH as BUDGETS_PATH
 from api.budgets import tenant_budgets
-from api.reservations import ACTS, ONE_PATH, Act, answered
+from api.reservation_routes import ACTS, ONE_PATH, answered
+from api.reservations import Act
 from api.services import Services
 
 _BEFORE, _AFTER = BUDGETS_PATH.split("{tenant_id}")
