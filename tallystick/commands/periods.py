@@ -43,7 +43,7 @@ from tallystick.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from ledger.closing import ClosingPeriod
+    from ledger.closing import Closed, ClosingPeriod
     from ledger.database import Connection
     from ledger.periods import PeriodRecord
     from ledger.seals import SealRecord
@@ -186,7 +186,7 @@ def close_period(
 ) -> None:
     """Say what a month holds and, with --commit, close and seal it: no row enters it any more.
 
-    A month with usage that nobody can bill yet stays open, and the others are closed.
+    A month with usage that nobody can bill yet stays open, and the others are closed; the code is then 1.
     """
     from ledger import closing
 
@@ -237,7 +237,20 @@ def close_period(
     done, made, partitions, busy = with_connection(close)
     if format is Format.json:
         print_json({"preview": plain(preview), "closed": list(done.closed), "left_open": waiting, "seals": plain(made)})
-        return
+    else:
+        _say_closed(first, done, waiting, made, partitions, busy)
+    if waiting:
+        raise typer.Exit(1)
+
+
+def _say_closed(
+    first: date,
+    done: "Closed",
+    waiting: Mapping[str, Sequence[str]],
+    made: "Sequence[SealRecord]",
+    partitions: Sequence[date],
+    busy: Sequence[date],
+) -> None:
     for each, why in waiting.items():
         note(f"{each} stays open: {', '.join(why)}")
     if waiting:
@@ -283,7 +296,7 @@ def _show_preview(found: "Sequence[ClosingPeriod]") -> None:
     )
 
 
-def _say_partitions(closed: "Sequence[date]", busy: "Sequence[date]") -> None:
+def _say_partitions(closed: Sequence[date], busy: Sequence[date]) -> None:
     for each in closed:
         say(f"every tenant has closed {each:%Y-%m}: its partition takes no row any more")
     for each in busy:

@@ -90,8 +90,11 @@ def test_a_month_with_what_nobody_can_bill_yet_stays_open_and_the_others_are_clo
     )
     early = commands("period", "close", "t-alpha", "2026-01", "--early", "--reason", "sold", "--commit")
     assert "stays open" in early.line
-    done = commands.json("period", "close", "--all", "2026-01", "--commit")
-    assert (done["closed"], done["left_open"]) == (["t-beta"], {"t-alpha": why.split(", ")})
+    ran = commands("period", "close", "--all", "2026-01", "--commit", "--format", "json")
+    assert (ran.json["closed"], ran.json["left_open"]) == (["t-beta"], {"t-alpha": why.split(", ")})
+    again = commands("period", "close", "--all", "2026-01", "--commit")
+    assert (ran.code, again.code) == (1, 1), "a script sees that somebody stays open"
+    assert f"t-alpha stays open: {why}" in again.err
     words = ("period", "close", "t-alpha", "2026-01", "--accept-unknown", "--commit")
     assert commands(*words).line == "closing over what is unknown needs a --reason"
     assert "closed 2026-01 of 1 tenant, made 1 seal" in commands.ok(*words, "--reason", "billed in February").out
