@@ -106,15 +106,34 @@ async def test_the_same_burn_below_the_minimum_wakes_nobody(marts: Marts) -> Non
 
 
 async def test_calls_that_are_dearer_are_a_burn_where_as_much_in_usual_calls_is_a_burst(marts: Marts) -> None:
-    """Two keys that are alike: 2 USD an hour, and once 12 in ten minutes. Then 14 USD each: key-1 in ten calls of 1.40, seven
-    times what a call costs, and key-0 in seventy usual ones, which are less than twice the dearest quarter hour."""
+    """Two keys that are alike: 2 USD an hour, and once 12 in ten minutes. Then 16 USD and more each: key-1 in twelve calls of 1.40, seven
+    times what a call costs, and key-0 in eighty usual ones, which are less than twice the dearest quarter hour."""
     await set_up(marts)
     usual = calm(4 * 24 + 10, every_minutes=3)
     for number, event in enumerate(usual):
         event["data"]["api_key_id"] = f"key-{number % 2}"
     past = START + timedelta(days=2, hours=14)
     await post_all(marts, usual + burst(past, 60, 2_000_000, api_key_id="key-0") + burst(past, 60, 3_000_000))
-    await post_all(marts, burst(DAY_FIVE, 70, 4_000_000, api_key_id="key-0") + burst(DAY_FIVE, 10, tokens=1_400_000))
+    await post_all(marts, burst(DAY_FIVE, 80, 4_000_000, api_key_id="key-0") + burst(DAY_FIVE, 12, tokens=1_400_000))
+    marts.roll_up(*ALL)
+    rows = marts.ledger.rows("select api_key_id, starts_at::text from marts.fct_spend_spikes order by starts_at")
+    assert rows[0] == ("key-1", "2026-03-06 10:00:00+00")
+    assert {key for key, _ in rows} == {"key-1"}
+
+
+async def test_an_incident_of_the_past_hides_no_burn_of_many_calls(marts: Marts) -> None:
+    """Once 30 calls cost 42 USD within five minutes, 36 of them unexplained by usual calls of 0.20. Then 30 cost 30: less than that.
+    A dozen calls may all be dear by chance, so those must be beyond that incident: 12 that cost 24 are not."""
+    await set_up(marts)
+    past = START + timedelta(days=2, hours=14)
+    usual = calm(4 * 24 + 10, every_minutes=1)
+    for number, event in enumerate(usual):
+        event["data"]["api_key_id"] = f"key-{number % 2}"
+    for key in range(2):
+        usual += burst(past, 30, (2 + key) * 1_000_000, tokens=1_400_000, api_key_id=f"key-{key}")
+    await post_all(marts, usual)
+    await post_all(marts, burst(DAY_FIVE, 12, 4_000_000, tokens=2_000_000, api_key_id="key-0"))
+    await post_all(marts, burst(DAY_FIVE, 30, 5_000_000, tokens=1_000_000, api_key_id="key-1"))
     marts.roll_up(*ALL)
     rows = marts.ledger.rows("select api_key_id, starts_at::text from marts.fct_spend_spikes order by starts_at")
     assert rows[0] == ("key-1", "2026-03-06 10:00:00+00")
@@ -169,6 +188,22 @@ async def test_very_long_prompts_and_caches_that_stop_are_named(marts: Marts) ->
     assert {"long_prompts", "cache"} <= found(marts)
     for (explain,) in marts.ledger.rows("select explain_sql from marts.fct_abuse_signals"):
         assert marts.ledger.rows(explain)
+
+
+@pytest.mark.parametrize(("cached", "kinds"), [(256, {"cache"}), (0, set())], ids=["read before", "never read"])
+async def test_short_calls_are_held_against_calls_of_their_length(marts: Marts, cached: int, kinds: set[str]) -> None:
+    """Usual: as many calls of 10,000 tokens, 6,000 of them cached, as of 300, which are read from the cache or never were. Then
+    calls of 300 tokens that are not read: a cache that broke, or traffic that turned to short calls."""
+    await set_up(marts)
+    usual = [
+        call(n, START + timedelta(minutes=3 * n), user_hash=f"u-{n % 7}", tokens=tokens, cached=read)
+        for n in range((4 * 24 + 10) * 20)
+        for tokens, read in [((10_000, 6_000), (300, cached))[n % 2]]
+    ]
+    await post_all(marts, usual)
+    await post_all(marts, burst(DAY_FIVE, 60, tokens=300))
+    marts.roll_up(*ALL)
+    assert found(marts) == kinds
 
 
 async def test_one_run_and_many_runs_signal_the_same(marts: Marts) -> None:

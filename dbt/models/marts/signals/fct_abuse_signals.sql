@@ -49,8 +49,12 @@ series as (
         sum(retry_count) as retry_count,
         sum(over_16k_count) as over_16k_count,
         sum(over_64k_count) as over_64k_count,
-        sum(cacheable_count) as cacheable_count,
-        sum(cacheable_count - cache_read_count) as uncached_count,
+        sum(cacheable_128_count) as cacheable_128_count,
+        sum(cacheable_256_count) as cacheable_256_count,
+        sum(cacheable_512_count) as cacheable_512_count,
+        sum(cacheable_128_count - cache_read_128_count) as uncached_128_count,
+        sum(cacheable_256_count - cache_read_256_count) as uncached_256_count,
+        sum(cacheable_512_count - cache_read_512_count) as uncached_512_count,
         -- In units of the currency's minimum, so that amounts of two currencies can stand in one row.
         sum(charge_amount / coalesce(m.minimum_amount, {{ signal_minimums()[""] }})) as minimums_charged
     from recent
@@ -70,8 +74,12 @@ windowed as (
         {{ sums_of_last('retry_count') }},
         {{ sums_of_last('over_16k_count') }},
         {{ sums_of_last('over_64k_count') }},
-        {{ sums_of_last('cacheable_count') }},
-        {{ sums_of_last('uncached_count') }},
+        {{ sums_of_last('cacheable_128_count') }},
+        {{ sums_of_last('cacheable_256_count') }},
+        {{ sums_of_last('cacheable_512_count') }},
+        {{ sums_of_last('uncached_128_count') }},
+        {{ sums_of_last('uncached_256_count') }},
+        {{ sums_of_last('uncached_512_count') }},
         {{ sums_of_last('minimums_charged') }}
     from series
     window {{ last_windows("tenant_id, feature, api_key_id") }}
@@ -105,7 +113,9 @@ share_tests as (
                 ("retries", "retries", "request_count", "retry_count"),
                 ("long_prompts", "over_16k", "request_count", "over_16k_count"),
                 ("long_prompts", "over_64k", "request_count", "over_64k_count"),
-                ("cache", "uncached", "cacheable_count", "uncached_count"),
+                ("cache", "uncached_128", "cacheable_128_count", "uncached_128_count"),
+                ("cache", "uncached_256", "cacheable_256_count", "uncached_256_count"),
+                ("cache", "uncached_512", "cacheable_512_count", "uncached_512_count"),
             ] %}
             {%- for minutes in signal_windows() %}
             ('{{ kind }}', '{{ measure }}', w.{{ calls }}_{{ minutes }}, w.{{ hits }}_{{ minutes }}, {{ limits["calls_" ~ minutes] }})
@@ -214,7 +224,7 @@ risen as (
     cross join lateral (
         select b.sample_count
         from {{ ref('fct_signal_baselines') }} as b
-        where {{ is_baseline_of("b", "t", "case when t.kind = 'cache' then 'uncached' else 'errors' end") }}
+        where {{ is_baseline_of("b", "t", "case when t.kind = 'cache' then t.measure else 'errors' end") }}
         offset 0
     ) as s
     left join lateral (
@@ -407,7 +417,8 @@ explained as (
                         then 'sum(over_16k_count) as over_16k, sum(over_64k_count) as over_64k,'
                         ' sum(request_count) as requests, sum(input_tokens) as input'
                     when 'cache'
-                        then 'sum(cache_read_count) as read_from_cache, sum(cacheable_count) as cacheable, sum(cache_read_tokens) as cached,'
+                        then 'sum(cache_read_128_count + cache_read_256_count + cache_read_512_count) as read_from_cache,'
+                        ' sum(cacheable_128_count + cacheable_256_count + cacheable_512_count) as cacheable, sum(cache_read_tokens) as cached,'
                         ' sum(input_tokens) as input, sum(charge_amount) as charge'
                     when 'language_shift' then 'language, sum(request_count) as requests, sum(charge_amount) as charge'
                     when 'model_shift' then 'model, sum(request_count) as requests, sum(charge_amount) as charge'

@@ -56,8 +56,12 @@ usage_hours as (
         sum(retry_count)::bigint as retry_count,
         sum(over_16k_count)::bigint as over_16k_count,
         sum(over_64k_count)::bigint as over_64k_count,
-        sum(cacheable_count)::bigint as cacheable_count,
-        sum(cache_read_count)::bigint as cache_read_count,
+        sum(cacheable_128_count)::bigint as cacheable_128_count,
+        sum(cacheable_256_count)::bigint as cacheable_256_count,
+        sum(cacheable_512_count)::bigint as cacheable_512_count,
+        sum(cache_read_128_count)::bigint as cache_read_128_count,
+        sum(cache_read_256_count)::bigint as cache_read_256_count,
+        sum(cache_read_512_count)::bigint as cache_read_512_count,
         sum(charge_amount) as charge_amount
     from past_usage
     group by 1, 2, 3, feature, api_key_id, language, model, charge_currency
@@ -108,7 +112,12 @@ quarters as (
             partition by tenant_id, feature, api_key_id, charge_currency, day
             order by starts_at
             range between interval '10 minutes' preceding and current row
-        ) as charge_amount_of_day
+        ) as charge_amount_of_day,
+        sum(request_count) over (
+            partition by tenant_id, feature, api_key_id, charge_currency, day
+            order by starts_at
+            range between interval '10 minutes' preceding and current row
+        ) as request_count_of_day
     from (
         select
             tenant_id,
@@ -117,7 +126,8 @@ quarters as (
             feature,
             api_key_id,
             charge_currency,
-            sum(charge_amount) as charge_amount
+            sum(charge_amount) as charge_amount,
+            sum(request_count) as request_count
         from past_usage
         group by tenant_id, starts_at, feature, api_key_id, charge_currency
     ) as u
@@ -254,6 +264,74 @@ call_prices as (
     group by tenant_id, date, feature, api_key_id, charge_currency
 ),
 
+-- Quarter hours of a day that cost more than any of as many or fewer calls: whatever a call costs, the most beyond it is one of these.
+telling_quarters as (
+    select
+        tenant_id,
+        day,
+        feature,
+        api_key_id,
+        charge_currency,
+        charge_amount_of_day,
+        request_count_of_day
+    from (
+        select
+            *,
+            max(charge_amount_of_day) over (
+                partition by tenant_id, feature, api_key_id, charge_currency, day
+                order by request_count_of_day, charge_amount_of_day desc
+                rows between unbounded preceding and 1 preceding
+            ) as dearest_of_fewer
+        from quarters
+    ) as q
+    where dearest_of_fewer is null or charge_amount_of_day > dearest_of_fewer
+),
+
+-- What a quarter hour costs beyond as many calls at the price that nearly all hours stayed within: what more of the usual calls do
+-- not explain.
+excess_of_days as (
+    select
+        tenant_id,
+        date,
+        day,
+        feature,
+        api_key_id,
+        charge_currency,
+        greatest(max(q.charge_amount_of_day - p.peak * q.request_count_of_day), 0) as amount
+    from past_days
+    join telling_quarters as q using (tenant_id, day)
+    join call_prices as p using (tenant_id, date, feature, api_key_id, charge_currency)
+    group by tenant_id, date, day, feature, api_key_id, charge_currency
+),
+
+-- The most of it, and the most outside of that day and those beside it: one incident, or the night of one, must not hide the next.
+excess as (
+    select
+        tenant_id,
+        date,
+        'excess' as measure,
+        feature,
+        api_key_id,
+        '' as value,
+        charge_currency,
+        -1 as hour_of_day,
+        coalesce(max(amount) filter (where abs(day - most_on) > 1), 0) as usual,
+        null::numeric as spread,
+        max(amount) as peak,
+        null::numeric as quarter_peak,
+        count(*) as sample_count
+    from (
+        select
+            *,
+            first_value(day) over (
+                partition by tenant_id, date, feature, api_key_id, charge_currency
+                order by amount desc, day
+            ) as most_on
+        from excess_of_days
+    ) as e
+    group by tenant_id, date, feature, api_key_id, charge_currency
+),
+
 call_hours as (
     select
         tenant_id,
@@ -266,8 +344,12 @@ call_hours as (
         sum(retry_count)::bigint as retry_count,
         sum(over_16k_count)::bigint as over_16k_count,
         sum(over_64k_count)::bigint as over_64k_count,
-        sum(cacheable_count)::bigint as cacheable_count,
-        sum(cacheable_count - cache_read_count)::bigint as uncached_count
+        sum(cacheable_128_count)::bigint as cacheable_128_count,
+        sum(cacheable_256_count)::bigint as cacheable_256_count,
+        sum(cacheable_512_count)::bigint as cacheable_512_count,
+        sum(cacheable_128_count - cache_read_128_count)::bigint as uncached_128_count,
+        sum(cacheable_256_count - cache_read_256_count)::bigint as uncached_256_count,
+        sum(cacheable_512_count - cache_read_512_count)::bigint as uncached_512_count
     from usage_hours
     group by tenant_id, day, hour_at, feature, api_key_id
 ),
@@ -290,7 +372,9 @@ part_hours as (
             ('retries', c.retry_count, c.request_count),
             ('over_16k', c.over_16k_count, c.request_count),
             ('over_64k', c.over_64k_count, c.request_count),
-            ('uncached', c.uncached_count, c.cacheable_count)
+            ('uncached_128', c.uncached_128_count, c.cacheable_128_count),
+            ('uncached_256', c.uncached_256_count, c.cacheable_256_count),
+            ('uncached_512', c.uncached_512_count, c.cacheable_512_count)
     ) as m (measure, hits, calls)
     where m.calls > 0
     union all
@@ -323,9 +407,7 @@ totals as (
         feature,
         api_key_id,
         sum(request_count) as calls,
-        sum(request_count * request_count) as squared_calls,
-        sum(cacheable_count) as cacheable_calls,
-        sum(cacheable_count * cacheable_count) as squared_cacheable_calls
+        sum(request_count * request_count) as squared_calls
     from past_days
     join call_hours using (tenant_id, day)
     group by tenant_id, date, feature, api_key_id
@@ -334,8 +416,8 @@ totals as (
 parts as (
     select
         p.*,
-        case when p.measure = 'uncached' then t.cacheable_calls else t.calls end as calls,
-        case when p.measure = 'uncached' then t.squared_cacheable_calls else t.squared_calls end as squared_calls
+        case when p.measure like 'uncached%' then p.own_calls else t.calls end as calls,
+        case when p.measure like 'uncached%' then p.squared_own_calls else t.squared_calls end as squared_calls
     from (
         select
             tenant_id,
@@ -347,6 +429,8 @@ parts as (
             sum(hits) as hits,
             sum(hits * hits) as squared_hits,
             sum(hits * calls) as hits_by_calls,
+            sum(calls) as own_calls,
+            sum(calls * calls) as squared_own_calls,
             coalesce(
                 percentile_disc(0.98) within group (order by share) filter (where calls >= 20),
                 percentile_disc(0.98) within group (order by share) filter (where calls >= 10),
@@ -518,6 +602,8 @@ baselines as (
     select * from spend
     union all
     select * from call_prices
+    union all
+    select * from excess
     union all
     select * from shares
     union all

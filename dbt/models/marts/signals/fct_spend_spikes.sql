@@ -61,7 +61,10 @@ held as (
         b.peak,
         b.quarter_peak,
         b.sample_count,
-        p.call_peak
+        p.call_peak,
+        x.excess_usual,
+        x.excess_peak,
+        d.charge_amount_15 - p.call_peak * d.request_count_15 as excess_amount
     from dear as d
     cross join lateral (
         select
@@ -87,6 +90,17 @@ held as (
             and p.charge_currency = d.charge_currency and p.hour_of_day = -1
         offset 0
     ) as p on true
+    left join lateral (
+        select
+            x.usual as excess_usual,
+            x.peak as excess_peak
+        from {{ ref('fct_signal_baselines') }} as x
+        where
+            x.tenant_id = d.tenant_id and x.date = (d.starts_at at time zone 'UTC')::date and x.measure = 'excess'
+            and x.feature = d.feature and x.api_key_id = d.api_key_id and x.value = ''
+            and x.charge_currency = d.charge_currency and x.hour_of_day = -1
+        offset 0
+    ) as x on true
 ),
 
 judged as (
@@ -121,21 +135,26 @@ spikes as (
     from judged
     where
         sample_count >= {{ signal_least_hours() }}
-        and request_count_60 >= {{ limits.spend_calls_60 }}
         and hour_amount - usual >= minimum_amount
         and score >= {{ limits.spend_score }}
         and (
-            charge_amount_60 >= greatest({{ limits.spend_hour }} * peak, peak + minimum_amount)
+            (
+                request_count_60 >= {{ limits.spend_calls_60 }}
+                and charge_amount_60 >= greatest({{ limits.spend_hour }} * peak, peak + minimum_amount)
+            )
             or (
                 request_count_15 >= {{ limits.spend_calls_15 }}
                 and charge_amount_15 >= greatest({{ limits.spend_quarter }} * quarter_peak, minimum_amount)
             )
-            -- A burst has more of the usual calls. Where calls themselves are dearer, the dearest quarter hour is enough.
+            -- A burst has more of the usual calls; this is what those do not explain.
             or (
-                request_count_15 >= {{ limits.spend_calls_15 }}
-                and charge_amount_15 >= greatest(quarter_peak, minimum_amount)
-                and charge_amount_15 >= {{ limits.dear_call }} * call_peak * request_count_15
-                and score >= {{ limits.dear_score }}
+                request_count_15 >= {{ limits.excess_peak_calls }}
+                and excess_amount >= greatest({{ limits.excess_peak }} * excess_peak, minimum_amount)
+            )
+            -- Many calls are not all dear by chance, so the dearest day may be left out, in which there may have been an incident.
+            or (
+                request_count_15 >= {{ limits.excess_usual_calls }}
+                and excess_amount >= greatest({{ limits.excess_usual }} * excess_usual, minimum_amount)
             )
         )
 ),
