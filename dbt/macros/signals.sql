@@ -29,12 +29,12 @@ What an hour must be above its usual amount before anybody is woken, by charge c
     ) as v (charge_currency, minimum_amount)
 {% endmacro %}
 
-{# What a signal must reach; docs/spikes.md says what each is, and why. `--vars '{signal_limits: {spend_hour: 3}}'` sets others. #}
+{# What a signal must reach; docs/spikes.md says what each is, and why. `--vars '{signal_limits: {spend_hour: 4}}'` sets others. #}
 {% macro signal_limits() -%}
     {%- set limits = {
         "score": 4.5, "calls_10": 8, "calls_15": 8, "calls_60": 20, "rise": 0.25, "beyond_peak": 1.5, "cache_left": 0.2,
         "cache_usual": 0.15, "user_share": 0.5, "user_usual": 0.05, "history_calls": 100,
-        "spend_hour": 2.5, "spend_quarter": 2, "spend_score": 5, "spend_calls_15": 8, "spend_calls_60": 12,
+        "spend_hour": 3, "spend_quarter": 2.5, "spend_score": 5, "spend_calls_15": 8, "spend_calls_60": 12,
         "excess_peak": 2, "excess_peak_calls": 12, "excess_usual": 3, "excess_usual_calls": 20,
     } -%}
     {%- for name, value in var("signal_limits", {}).items() -%}
