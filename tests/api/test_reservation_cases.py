@@ -49,6 +49,16 @@ async def one_budget(here: Site, token: str, budget_id: str = "b-1") -> dict[str
     return next(each for each in listed if each["budget_id"] == budget_id)
 
 
+async def test_three_dimes_fill_a_budget_of_thirty_cents_b055(world: Ledger, gateway: Gateway) -> None:
+    """Three calls of 0.10, asked and settled one after the other, are admitted, and a fourth is not. WRONG (binary): 0.1 x 3 is above 0.3."""
+    add_budget(world, limit="0.30")
+    for number in (1, 2, 3):
+        assert await reserve(gateway, f"r{number}", 10) == 201
+        await gateway.here.send(used(f"ev-{number}", 10, reservation_id=f"r{number}"), token=gateway.token)
+        assert spent(world) == (Decimal("0.10") * number, 0)
+    assert await reserve(gateway, "r4", 10) == 429
+
+
 async def test_no_job_resets_a_new_budget_b090(world: Ledger, gateway: Gateway) -> None:
     """10.00 for 30 days, 2.00 are spent: whatever the scheduler does, three times over, 8.00 remain until the 30 days are over."""
     today = datetime.now(UTC).date()
