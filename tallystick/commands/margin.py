@@ -61,7 +61,8 @@ _BY_DAYS: Final = f"""
     from marts.fct_cost_daily
     where local_date >= %(month)s and local_date < %(month)s + interval '1 month' and {_OF_TENANT}
 """
-# As the invoice folds it: the marts' months are those of usage.
+# As the invoice folds it: the marts' months are those of usage. What a credit note took stands on no invoice, and is of the
+# month that the note corrects.
 _BY_BILLING: Final = f"""
     select
         tenant_id,
@@ -76,8 +77,24 @@ _BY_BILLING: Final = f"""
         case when cost_amount is null then request_count else 0 end as cost_unpriced_count,
         case when charge_amount is null then request_count else 0 end as charge_unpriced_count,
         case when 'usage_missing' = any (usage_flags) then request_count else 0 end as usage_missing_count
-    from ledger.entries
-    where posting_period = %(month)s and kind <> 'evidence' and {_OF_TENANT}
+    from (
+        select *
+        from ledger.entries as e
+        where
+            e.posting_period = %(month)s
+            and not exists (
+                select
+                from billing.credited_entries as c
+                where c.posting_period = e.posting_period and c.entry_id = e.entry_id
+            )
+        union all
+        select e.*
+        from billing.documents as d
+        join billing.credited_entries as c on c.document_id = d.document_id
+        join ledger.entries as e on e.posting_period = c.posting_period and e.entry_id = c.entry_id
+        where d.posting_period = %(month)s and d.kind = 'credit_note'
+    ) as billed
+    where kind <> 'evidence' and {_OF_TENANT}
 """
 
 
@@ -99,7 +116,8 @@ def margin(
 ) -> None:
     """Show what a month was charged against what it cost, by the local days on which it was used.
 
-    With `--billed` by what the month's invoices bill: charges are the sum of their usage lines, late usage of earlier months in it.
+    With `--billed` by what the month's documents bill: charges are the sum of their usage lines, late usage of earlier months in
+    it, less what credit notes for usage gave back.
     Self-hosted models cost their share of the nodes' bills where nodes report (`actual`), the standard price of the
     price book elsewhere; idle nodes are rows of their own, on who owns them. Currencies are never added, and what is not known is
     counted beside: requests without cost, charge or usage, hours of nodes without a rate.

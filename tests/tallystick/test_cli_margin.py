@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ledger.database import connect
+from tests.billing.support import agree
 from tests.factories import NODE, make_event, make_window
 from tests.support.ledger import Ledger
 from tests.tallystick.commands import Commands
@@ -141,6 +143,30 @@ def test_a_node_that_is_paid_in_another_currency_leaves_no_margin_and_no_cost_of
         ("t-alpha", "chat", "m-own", "standard", "0.0024", "0.0012", "0.0012")
     ]
     assert commands.ok("margin", "2026-02", "--billed").out == "nothing was billed in 2026-02\n"
+
+
+@pytest.mark.marts
+def test_what_a_credit_note_took_is_of_the_month_that_it_corrects(commands: Commands) -> None:
+    """January: two requests of a million tokens at 1.25 each. One is reversed and given back: January's margin has one, February's none."""
+    asyncio.run(_post(commands, *(make_event(name, usage=tokens(1_000_000)) for name in ("a", "b"))))
+    asyncio.run(_agreed(commands))
+    commands.ok("period", "close", "t-alpha", "2026-01", "--commit")
+    commands.ok("invoice", "issue", "t-alpha", "2026-01")
+    commands.ok("corrections", "reverse", "t-alpha", "req-a", "--commit", "--reason", "a mistake")
+    posted = commands.json("corrections", "list")
+    after = commands.ok("sql", "select max(posting_period) from ledger.entries", "--format", "csv").out.split()[-1][:7]
+    before = [("t-alpha", "chat", "m-sub", "standard", "2.5", "2", "0.5")]
+    assert (len(posted), rows(commands.json("margin", "2026-01", "--billed"))) == (1, before)
+    assert [row[4] for row in rows(commands.json("margin", after, "--billed"))] == ["-1.25"]
+    commands.ok("credit-note", "usage", "NW-000001", "--reason", "a mistake")
+    less = [("t-alpha", "chat", "m-sub", "standard", "1.25", "1", "0.25")]
+    assert rows(commands.json("margin", "2026-01", "--billed")) == less
+    assert commands.json("margin", after, "--billed") == []
+
+
+async def _agreed(commands: Commands) -> None:
+    async with await connect(commands.database.url_for("tallystick_operator")) as operator:
+        await agree(operator)
 
 
 @pytest.mark.parametrize(("given", "says"), [("colour", "--by: 'colour' is none of"), ("tenant,", None), ("", None)])
