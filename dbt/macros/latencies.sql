@@ -50,6 +50,7 @@ a state stands for, so sign x request_count folds.
             {%- for time in times %}
             e.{{ time }},
             {%- endfor %}
+            e.usage_missing_count,
             e.output_tokens
         from ({{ unconsumed(ref('int_entries_measured')) }}) as e
         where e.kind <> 'evidence'
@@ -81,6 +82,7 @@ a state stands for, so sign x request_count folds.
             {%- for time in times %}
             u.{{ time }},
             {%- endfor %}
+            u.usage_missing_count,
             u.output_tokens + coalesce(p.output_tokens, 0) as output_tokens
         from unconsumed as u
         left join further_parts as p on p.first_entry_id = u.first_entry_id
@@ -103,6 +105,7 @@ a state stands for, so sign x request_count folds.
             {%- for time in times %}
             u.{{ time }},
             {%- endfor %}
+            u.usage_missing_count,
             u.output_tokens
         from unconsumed as u
         join corrected as c on c.first_entry_id = u.first_entry_id
@@ -130,6 +133,7 @@ a state stands for, so sign x request_count folds.
             {%- for time in times %}
             e.{{ time }},
             {%- endfor %}
+            case when 'usage_missing' = any (e.usage_flags) then e.request_count else 0 end as usage_missing_count,
             coalesce(e.output_tokens, 0) as output_tokens
         from corrected as c
         cross join lateral (
@@ -153,6 +157,7 @@ a state stands for, so sign x request_count folds.
         select
             sign,
             first_entry_id,
+            sum(usage_missing_count) as usage_missing_count,
             sum(output_tokens)::bigint as output_tokens,
             {%- for time in times %}
             (array_agg({{ time }} order by recorded_at desc, entry_id desc) filter (where {{ time }} is not null))[1] as {{ time }}
@@ -178,6 +183,7 @@ a state stands for, so sign x request_count folds.
         request_count,
         {{ dimensions | join(",\n        ") }},
         {{ times | join(",\n        ") }},
+        usage_missing_count,
         output_tokens
     from plain
 
@@ -192,6 +198,7 @@ a state stands for, so sign x request_count folds.
         {%- for time in times %}
         s.{{ time }},
         {%- endfor %}
+        s.usage_missing_count,
         s.output_tokens
     from counted as c
     join said as s using (sign, first_entry_id)

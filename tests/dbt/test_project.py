@@ -65,6 +65,18 @@ def test_each_column_of_each_model_is_described(manifest: Any) -> None:
             assert column.description.strip(), f"{model.name}.{column.name}"
 
 
+def test_sums_stand_beside_the_requests_that_they_lack(manifest: Any) -> None:
+    """Of what has no usage nobody knows the tokens, and of what has no price nobody knows the amount: neither is zero."""
+    summed = {"input_tokens", "output_tokens", "generated_output_tokens", "token_count", "tokens_per_request"}
+    for model in models(manifest):
+        if model.name.startswith("fct_"):
+            columns = {name.removesuffix("_overlapping") for name in model.columns}
+            said = {"usage_missing_count", "cost_uncompared_tokens"} & columns
+            assert said or not summed & columns, model.name
+            for book in ("cost", "charge"):
+                assert f"{book}_unpriced_count" in columns or f"{book}_amount" not in columns, model.name
+
+
 def test_each_source_is_described(manifest: Any) -> None:
     for source in manifest.sources.values():
         assert source.description, source.name

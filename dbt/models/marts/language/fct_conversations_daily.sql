@@ -5,7 +5,7 @@
     "tenant_id", "conversation_id", "local_date", "language", "provider", "model", "cost_currency", "charge_currency",
 ] -%}
 {%- set measures = [
-    "request_count", "input_tokens", "output_tokens", "cost_amount", "cost_unpriced_count", "charge_amount",
+    "request_count", "usage_missing_count", "input_tokens", "output_tokens", "cost_amount", "cost_unpriced_count", "charge_amount",
     "charge_unpriced_count",
 ] -%}
 {%- set conversation = ["sign", "tenant_id", "conversation_id"] -%}

@@ -14,7 +14,7 @@
     "case when abs(input_tokens) between 128 and 255 and cache_read_tokens <> 0 then request_count else 0 end as cache_read_128_count",
     "case when abs(input_tokens) between 256 and 511 and cache_read_tokens <> 0 then request_count else 0 end as cache_read_256_count",
     "case when abs(input_tokens) >= 512 and cache_read_tokens <> 0 then request_count else 0 end as cache_read_512_count",
-    "input_tokens", "cache_read_tokens", "output_tokens", "charge_amount", "charge_unpriced_count",
+    "usage_missing_count", "input_tokens", "cache_read_tokens", "output_tokens", "charge_amount", "charge_unpriced_count",
 ] -%}
 {{ config(one_row_per(columns)) }}
 

@@ -15,7 +15,9 @@ named as (
 ),
 
 folded as (
-    {{ folded('named', columns, ["request_count", "input_tokens", "output_tokens", "charge_amount"]) }}
+    {{ folded('named', columns, [
+        "request_count", "usage_missing_count", "input_tokens", "output_tokens", "charge_amount", "charge_unpriced_count",
+    ]) }}
 )
 
 select * from folded
