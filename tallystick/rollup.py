@@ -447,9 +447,15 @@ def _reason(result: Any) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return what a message of several lines says, without where dbt put its compiled files."""
+    """Return what a message of several lines says, without where dbt put its compiled files and which macro called which."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [
-        line for line in lines if not line.startswith(("compiled code at", "Database Error in", "Runtime Error in"))
-    ]
+    around = (
+        "compiled code at",
+        "Database Error in",
+        "Runtime Error in",
+        "Compilation Error in",
+        "> in macro",
+        "> called by",
+    )
+    said = [line for line in lines if not line.startswith(around)]
     return " ".join(said or lines)[:500]
