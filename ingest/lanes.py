@@ -183,7 +183,9 @@ class Lanes:
     async def _post(self, lane: Lane, run: Sequence[Record], *, is_careful: bool) -> None:
         messages = [self._message(record) for record in run]
         if is_careful:
-            await self._settled(lane)
+            # Alone in hand: whatever kills the process now is not another partition's.
+            for each in [*self._lanes.values()]:
+                await self._settled(each)
             messages = [await self._noted(lane, messages[0])]
         next_position = run[-1].offset + 1
         reading = await lane.intake.read(messages, lane.expected, next_position)
@@ -193,6 +195,8 @@ class Lanes:
         lane.expected = next_position
         lane.posting = asyncio.create_task(self._posted(lane, lane.intake.post(reading)))
         lane.posting.add_done_callback(self._check)
+        if is_careful:
+            await self._settled(lane)
 
     def _message(self, record: Record) -> Message:
         refused = None
