@@ -16,7 +16,8 @@ _UNPRINTED: Final = frozenset(
     {"document_id", "number", "issued_at", "state", "due_date", "digest", "corrects_document_id"}
 )
 _NAMES: Final = sorted(each.name for each in fields(Document) if each.name not in _UNPRINTED)
-_PARTS: Final = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Party, Tax, CreditApplied)}
+_PARTS: Final = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Tax, CreditApplied)}
+_PARTY: Final = attrgetter(*(each.name for each in fields(Party)))
 
 
 def digest_of(document: Document) -> str:
@@ -45,11 +46,19 @@ def _text(value: Any) -> str:
         return f'"{value.isoformat()}"'
     if kind is datetime:
         return f'"{value.astimezone(UTC).isoformat()}"'
+    if kind is Party:
+        return _party(value)
     return f"[{_texts(*_PARTS[kind](value)) if kind in _PARTS else _texts(*value)}]"
 
 
 def _texts(*values: Any) -> str:
     return ",".join([_text(each) for each in values])
+
+
+@lru_cache(maxsize=64)
+def _party(party: Party) -> str:
+    # One issuer stands on most documents of a run.
+    return f"[{_texts(*_PARTY(party))}]"
 
 
 def _line(line: Line) -> str:

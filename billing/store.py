@@ -1,5 +1,6 @@
 """Issued documents in the database: written once, read back as they were."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import date, datetime
@@ -8,7 +9,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from psycopg.rows import class_row, dict_row
-from psycopg.types.json import Jsonb
 
 from billing.documents import CreditApplied, Document, Line, Party, Tax
 from billing.rounding import total
@@ -111,8 +111,10 @@ def _copied(*values: str | date | None) -> str:
     return "\t".join([escaped(None if each is None else str(each)) for each in values])
 
 
-def _party(party: Party) -> Jsonb:
-    return Jsonb({each.name: getattr(party, each.name) for each in fields(party)})
+@lru_cache(maxsize=64)
+def _party(party: Party) -> str:
+    # One issuer stands on most documents of a run.
+    return json.dumps({each.name: getattr(party, each.name) for each in fields(party)})
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
