@@ -86,7 +86,14 @@ class Kafka4:
         data = folder / "data"
         self.properties.write_text(PROPERTIES.format(port=self.port, controller_port=free_port(), data=data))
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        command = [*self._java(), "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", self.properties]
+        command = [
+            *self._java(),
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={cluster_id}",
+            "-c",
+            self.properties,
+        ]
         subprocess.run(command, capture_output=True, check=True)
 
     def _java(self) -> list[str]:
