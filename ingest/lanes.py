@@ -332,8 +332,9 @@ def wait_for_topic(bootstrap: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     while True:
         try:
-            found = admin.list_topics(topic, timeout=5).topics[topic]
-            if found.error is None and found.partitions:
+            # All of them: asked for one that is not there, a broker may make it up.
+            found = admin.list_topics(timeout=5).topics.get(topic)
+            if found is not None and found.error is None and found.partitions:
                 return
             log.warning("the broker at %s has no topic %s; waiting for it", bootstrap, topic)
         except KafkaException as error:
@@ -345,6 +346,6 @@ def name_of_log(bootstrap: str, topic: str) -> str:
     """Return cluster and topic id: a topic that was made anew is another log, whatever its name. Blocking."""
     # The client must keep its name until the results are there, else it ends first.
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
-    cluster = admin.list_topics(topic, timeout=10).cluster_id
+    cluster = admin.list_topics(timeout=10).cluster_id
     topic_id = admin.describe_topics(TopicCollection([topic]), request_timeout=10)[topic].result(10).topic_id
     return f"{cluster}:{topic_id}"
