@@ -165,7 +165,7 @@ def credit_note(of: Creditable, lines: Sequence[Line], basis: Basis, reason: str
         basis=basis,
         reason=reason,
     )
-    return replace(document, digest=digest_of(document))
+    return document.marked(digest=digest_of(document))
 
 
 def _whole_line(of: Creditable, line: Line) -> Decimal | None:

@@ -15,7 +15,7 @@ from ledger.money import EXACT
 _UNPRINTED: Final = frozenset(
     {"document_id", "number", "issued_at", "state", "due_date", "digest", "corrects_document_id"}
 )
-_NAMES: Final = sorted(each.name for each in fields(Document) if each.name not in _UNPRINTED)
+_NAMES: Final = sorted(frozenset(Document.__struct_fields__) - _UNPRINTED)
 _PARTS: Final = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (Tax, CreditApplied)}
 _PARTY: Final = attrgetter(*(each.name for each in fields(Party)))
 

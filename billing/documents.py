@@ -1,10 +1,11 @@
 """What stands on an invoice and on a credit note: frozen values that add up, or cannot be built. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from copy import copy
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal, localcontext
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -88,8 +89,7 @@ class CreditApplied:
     amount: Decimal
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """What invoices and credit notes have in common; of a draft, `number` and `issued_at` are None.
 
     Amounts are positive on both kinds: a credit note's are what is given back.
@@ -156,13 +156,8 @@ class Document:
 
     def marked(self, **marks: str | date | None) -> "Document":
         """Return the document with its digest, or as issued: with marks that none of its sums hangs on."""
-        # By hand, since `replace` would add up again what already did.
-        if not marks.keys() <= _FIELDS.keys():
-            raise TypeError(f"a document has no {', '.join(sorted(marks.keys() - _FIELDS.keys()))}")
-        found = object.__new__(Document)
-        for name in _FIELDS:
-            object.__setattr__(found, name, marks[name] if name in marks else getattr(self, name))
+        # Not by `replace`, which would add up again what already did.
+        found = copy(self)
+        for name, value in marks.items():
+            msgspec.structs.force_setattr(found, name, value)
         return found
-
-
-_FIELDS: Final = {each.name: None for each in fields(Document)}

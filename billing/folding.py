@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from datetime import date
 from decimal import Decimal
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -47,9 +48,11 @@ async def fold(
             cursor = await connection.execute(_text("fold_rare.sql", conditions), values)
             for *key, meter, quantity in await cursor.fetchall():
                 rare.setdefault(tuple(key), {})[meter] = quantity
+    # Most meters are in none of a month's rows.
+    used = [(meter, place) for place, meter in enumerate(COLUMN_METERS, 10) if any(map(itemgetter(place), rows))]
     found: dict[str, list[Group]] = {}
     for row in rows:
-        quantities = {meter: Decimal(count) for meter, count in zip(COLUMN_METERS, row[10:], strict=True) if count}
+        quantities = {meter: Decimal(row[place]) for meter, place in used if row[place]}
         if row[9]:
             quantities.update(rare.get(row[:8], {}))
         fields = (*row[:9], quantities)

@@ -201,16 +201,24 @@ class _Turn:
     """The place of a group in a run of two connections.
 
     It locks its tenants when the group before has locked its own, which come first in the order of locks, and numbers when
-    that group has been committed: so no two runs wait for each other, and numbers follow the order of groups.
+    that group has been committed: so no two runs wait for each other, and numbers follow the order of groups. It drafts when
+    the group before has been drafted, and so while that one is written.
     """
 
     before: "_Turn | None" = None
     has_locked: asyncio.Event = field(default_factory=asyncio.Event)
+    has_drafted: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[list[Outcome]] | None" = None
 
     async def to_lock(self) -> None:
         if self.before is not None:
             await self.before.has_locked.wait()
+
+    async def to_draft(self) -> None:
+        if self.before is not None:
+            await self.before.has_drafted.wait()
+        # And again every few tenants: what the group before waits for goes on meanwhile.
+        await asyncio.sleep(0)
 
     async def to_number(self) -> None:
         if self.before is not None and self.before.task is not None:
@@ -240,6 +248,7 @@ async def _issue_whole(connection: Connection, group: _Group, turn: _Turn) -> li
             return await _issue_group(connection, group, turn)
     finally:
         turn.has_locked.set()
+        turn.has_drafted.set()
 
 
 async def _issue_parts(connection: Connection, group: _Group) -> list[Outcome]:
@@ -282,8 +291,10 @@ async def _issue_group(connection: Connection, group: _Group, turn: _Turn | None
     await lock_tenants(connection, ids)
     turn.has_locked.set()
     drafted = await draft_months(
-        connection, month, ids, today=now.astimezone(UTC).date(), for_issue=True, ahead=group.ahead, agreed=group.agreed
-    )
+        connection, month, ids, today=now.astimezone(UTC).date(), for_issue=True, ahead=group.ahead, agreed=group.agreed,
+        pause=turn.to_draft,
+    )  # fmt: skip
+    turn.has_drafted.set()
     await turn.to_number()
     failpoints.hit("issue.after_drafts")
     outcomes: list[Outcome] = []

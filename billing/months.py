@@ -1,7 +1,7 @@
 """What is known about tenants' months when their documents are drafted or issued: read for many tenants at once."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
@@ -29,6 +29,8 @@ from ledger.times import micros
 from quotas.burning import Books, month_uses, read_books
 
 _ZERO: Final = Decimal(0)
+_AT_ONCE: Final = 2
+"""Tenants that are drafted between two pauses: less than a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class _Period:
     state: str
     close_number: int
     ends_at: datetime
+    credited_count: int = 0
+    """Its entries that stand on credit notes."""
     is_sealed: bool = False
     sealed: dict[str, Decimal] = field(default_factory=dict)
     unpriced: int = 0
@@ -164,23 +168,19 @@ async def _closed_states(
 
 
 async def _fold_locked(
-    connection: Connection, month: date, tenant_ids: Sequence[str], ahead: FoldedAhead | None
+    connection: Connection, month: date, periods: Mapping[str, _Period], ahead: FoldedAhead | None
 ) -> tuple[Mapping[str, Sequence[Group]], Mapping[int, Mapping[str, Rate]]]:
     """Return folds and what prices them: those read ahead where their months are as they were then, the others read now."""
-    if ahead is None:
-        folded = await fold(connection, month, tenant_ids)
-        return folded, await _rates_of(connection, folded)
-    states = await _closed_states(connection, month, tenant_ids)
-    found = {
-        each: ahead.groups.get(each, ())
-        for each in tenant_ids
-        if each in states and states[each] == ahead.states.get(each)
-    }
-    changed = [each for each in tenant_ids if each not in found]
-    if not changed:
-        return found, ahead.rates
-    folded = await fold(connection, month, changed)
-    return {**found, **folded}, {**ahead.rates, **await _rates_of(connection, folded)}
+    found: dict[str, Sequence[Group]] = {}
+    if ahead is not None:
+        for tenant_id, period in periods.items():
+            if period.state == "closed" and ahead.states.get(tenant_id) == (period.close_number, period.credited_count):
+                found[tenant_id] = ahead.groups.get(tenant_id, ())
+        if len(found) == len(periods):
+            return found, ahead.rates
+    folded = await fold(connection, month, [each for each in periods if each not in found])
+    rates = await _rates_of(connection, folded)
+    return {**found, **folded}, {**({} if ahead is None else ahead.rates), **rates}
 
 
 async def draft_months(
@@ -192,23 +192,26 @@ async def draft_months(
     for_issue: bool = False,
     ahead: FoldedAhead | None = None,
     agreed: "Agreed | None" = None,
+    pause: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Drafted]:
     """Draft a month of some tenants, in the order of their ids; `for_issue` keeps their periods as they are meanwhile.
 
     Where one of them has no such month it is left out. `for_issue` is called inside the transaction that issues: it locks the
     period of each tenant, so that nobody opens, seals or issues it, in the order of their ids. What was folded `ahead` is
-    taken where its month is still as it was. What is `agreed` with these tenants is read now unless it is given.
+    taken where its month is still as it was. What is `agreed` with these tenants is read now unless it is given. `pause` is
+    awaited every few tenants, so that what another connection waits for goes on meanwhile.
     """
     periods = await _periods(connection, month, tenant_ids, for_issue)
     ids = sorted(periods)
     agreed = agreed or await Agreed.read(connection, ids)
-    live, revisions = await _live(connection, month, ids)
-    folded, rates = await _fold_locked(connection, month, ids, ahead)
+    issued = await _issued(connection, month, ids)
+    folded, rates = await _fold_locked(connection, month, periods, ahead)
     refused = await _refusals(connection, month, periods)
-    before = await _totals_before(connection, month, ids)
     books = await read_books(connection, ids)
     found = []
-    for tenant_id in ids:
+    for place, tenant_id in enumerate(ids):
+        if pause is not None and place % _AT_ONCE == 0:
+            await pause()
         period = periods[tenant_id]
         version = _version(agreed.tenants[tenant_id], period.ends_at)
         refusals = refused[tenant_id]
@@ -239,7 +242,7 @@ async def draft_months(
             charges=charges,
             exchange_rates=agreed.exchange_rates,
             bounds=agreed.bounds,
-            totals_before=before.get(tenant_id, {}),
+            totals_before=issued.totals_before.get(tenant_id, {}),
             refusals=refusals,
             grants=owned.grants,
             grant_names=owned.names,
@@ -256,8 +259,8 @@ async def draft_months(
             drafts = draft_month(known)
         found.append(
             Drafted(
-                known, drafts, live.get(tenant_id, {}), revisions.get(tenant_id, {}), period.close_number,
-                period.state == "closed", period.sealed,
+                known, drafts, issued.live.get(tenant_id, {}), issued.revisions.get(tenant_id, {}),
+                period.close_number, period.state == "closed", period.sealed,
             )
         )  # fmt: skip
     return found
@@ -284,41 +287,50 @@ async def _periods(
     )
     await cursor.fetchall()
     cursor = await connection.execute(
-        "select tenant_id, state, close_number, ends_at from ledger.periods"
-        " where posting_period = %s and tenant_id = any(%s) order by tenant_id",
-        [month, list(tenant_ids)],
-    )
-    periods = {row[0]: _Period(*row[1:]) for row in await cursor.fetchall()}
-    cursor = await connection.execute(
         """
+        with by_currency as (
+            select c.tenant_id, e.charge_currency::text as currency, count(*) as count, sum(e.charge_amount) as amount
+            from billing.credited_entries as c
+            join ledger.entries as e on e.posting_period = c.posting_period and e.entry_id = c.entry_id
+            where c.posting_period = %(month)s and c.tenant_id = any(%(ids)s)
+            group by 1, 2
+        ),
+
+        credited as (
+            select
+                tenant_id,
+                sum(count)::bigint as count,
+                jsonb_object_agg(currency, amount::text) filter (where amount is not null) as sums
+            from by_currency
+            group by 1
+        )
+
         select
-            s.tenant_id, s.charge_sums, s.charge_unpriced_count, s.usage_missing_count
-        from ledger.seals as s
-        join ledger.periods as p using (tenant_id, posting_period, close_number)
-        where s.posting_period = %s and s.tenant_id = any(%s) and p.state = 'closed'
+            p.tenant_id, p.state, p.close_number, p.ends_at, coalesce(c.count, 0), coalesce(c.sums, '{}'),
+            s.charge_sums, s.charge_unpriced_count, s.usage_missing_count
+        from ledger.periods as p
+        left join ledger.seals as s
+            on
+                s.tenant_id = p.tenant_id
+                and s.posting_period = p.posting_period
+                and s.close_number = p.close_number
+                and p.state = 'closed'
+        left join credited as c on c.tenant_id = p.tenant_id
+        where p.posting_period = %(month)s and p.tenant_id = any(%(ids)s)
+        order by p.tenant_id
         """,
-        [month, list(tenant_ids)],
+        {"month": month, "ids": list(tenant_ids)},
     )
-    for tenant_id, sums, unpriced, missing in await cursor.fetchall():
-        period = periods[tenant_id]
-        period.is_sealed = True
-        period.sealed = {currency: Decimal(amount) for currency, amount in sums.items()}
-        period.unpriced, period.missing = unpriced, missing
-    cursor = await connection.execute(
-        """
-        select c.tenant_id, e.charge_currency::text, sum(e.charge_amount)
-        from billing.credited_entries as c
-        join ledger.entries as e on e.posting_period = c.posting_period and e.entry_id = c.entry_id
-        where c.posting_period = %s and c.tenant_id = any(%s)
-        group by 1, 2
-        """,
-        [month, list(tenant_ids)],
-    )
-    for tenant_id, currency, amount in await cursor.fetchall():
-        # What a credit note for usage was made of stands on no invoice.
-        period = periods[tenant_id]
-        if period.is_sealed:
-            period.sealed[currency] = EXACT.subtract(period.sealed.get(currency, _ZERO), amount)
+    periods = {}
+    for tenant_id, state, close_number, ends_at, count, credited, sums, unpriced, missing in await cursor.fetchall():
+        period = periods[tenant_id] = _Period(state, close_number, ends_at, count)
+        if sums is not None:
+            period.is_sealed = True
+            period.sealed = {currency: Decimal(amount) for currency, amount in sums.items()}
+            # What a credit note for usage was made of stands on no invoice.
+            for currency, amount in credited.items():
+                period.sealed[currency] = EXACT.subtract(period.sealed.get(currency, _ZERO), Decimal(amount))
+            period.unpriced, period.missing = unpriced, missing
     return periods
 
 
@@ -436,47 +448,36 @@ def _names(text: str, tenant_id: str) -> bool:
 # --- What was issued --------------------------------------------------------------------------------------------------
 
 
-async def _live(
-    connection: Connection, month: date, tenant_ids: Sequence[str]
-) -> tuple[dict[str, dict[str, Live]], dict[str, dict[str, int]]]:
+@dataclass(slots=True)
+class _IssuedBefore:
+    """By tenant and currency: a month's live invoices and their last revisions, and what the month before came to."""
+
+    live: dict[str, dict[str, Live]] = field(default_factory=dict)
+    revisions: dict[str, dict[str, int]] = field(default_factory=dict)
+    totals_before: dict[str, dict[str, Decimal]] = field(default_factory=dict)
+
+
+async def _issued(connection: Connection, month: date, tenant_ids: Sequence[str]) -> _IssuedBefore:
     cursor = await connection.execute(
         """
         select
-            d.tenant_id, d.currency::text, d.revision, d.document_id, d.number, d.total, d.digest,
+            d.posting_period, d.tenant_id, d.currency::text, d.revision, d.document_id, d.number, d.total, d.digest,
             not exists (select from billing.voids as v where v.document_id = d.document_id) as is_live
         from billing.documents as d
-        where d.posting_period = %s and d.tenant_id = any(%s) and d.kind = 'invoice'
+        where d.posting_period = any(%s) and d.tenant_id = any(%s) and d.kind = 'invoice'
         order by d.revision
         """,
-        [month, list(tenant_ids)],
+        [[month_after(month, -1), month], list(tenant_ids)],
     )
-    live: dict[str, dict[str, Live]] = {}
-    revisions: dict[str, dict[str, int]] = {}
-    for tenant_id, currency, revision, document_id, number, total, digest, is_live in await cursor.fetchall():
-        revisions.setdefault(tenant_id, {})[currency] = revision
+    found = _IssuedBefore()
+    for period, tenant_id, currency, revision, document_id, number, total, digest, is_live in await cursor.fetchall():
+        if period != month:
+            if is_live:
+                found.totals_before.setdefault(tenant_id, {})[currency] = total
+            continue
+        found.revisions.setdefault(tenant_id, {})[currency] = revision
         if is_live:
-            live.setdefault(tenant_id, {})[currency] = Live(document_id, number, currency, total, digest)
-    return live, revisions
-
-
-async def _totals_before(
-    connection: Connection, month: date, tenant_ids: Sequence[str]
-) -> dict[str, dict[str, Decimal]]:
-    cursor = await connection.execute(
-        """
-        select d.tenant_id, d.currency::text, d.total
-        from billing.documents as d
-        where
-            d.posting_period = %s
-            and d.tenant_id = any(%s)
-            and d.kind = 'invoice'
-            and not exists (select from billing.voids as v where v.document_id = d.document_id)
-        """,
-        [month_after(month, -1), list(tenant_ids)],
-    )
-    found: dict[str, dict[str, Decimal]] = {}
-    for tenant_id, currency, total in await cursor.fetchall():
-        found.setdefault(tenant_id, {})[currency] = total
+            found.live.setdefault(tenant_id, {})[currency] = Live(document_id, number, currency, total, digest)
     return found
 
 

@@ -1,11 +1,12 @@
 """Issued documents in the database: written once, read back as they were."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 from psycopg.rows import class_row, dict_row
@@ -31,7 +32,7 @@ class Issued:
     second_person: str | None
 
 
-_LINES_AT_ONCE: Final = 1000
+_ROWS_AT_ONCE: Final = 1000
 _LINE: Final = Line.__struct_fields__
 _DOCUMENT: Final = (
     "document_id", "kind", "basis", "entity_id", "number_value", "number", "tenant_id", "posting_period", "currency",
@@ -43,51 +44,63 @@ _DOCUMENT: Final = (
 
 async def insert_documents(connection: Connection, issued: Sequence[Issued]) -> None:
     """Write documents with their lines, taxes and credits, in the order of their numbers."""
-    async with connection.cursor().copy(f"copy billing.documents ({', '.join(_DOCUMENT)}) from stdin") as copy:
-        for each in issued:
-            document = each.document
-            previous = None if each.revision is None or each.revision == 1 else each.revision - 1
-            await copy.write_row(
-                [
-                    document.document_id, document.kind, document.basis, each.entity_id, each.number_value,
-                    document.number, document.tenant_id, document.posting_period, document.currency, each.revision,
-                    previous, each.close_number, document.period_start, document.period_end, document.time_zone,
-                    document.language, _party(document.issuer), _party(document.customer), document.exact_subtotal,
-                    document.subtotal, document.tax_total, document.total, document.credit_total, document.amount_due,
-                    document.due_date, document.digest, document.corrects_document_id, each.issued_with_document_id,
-                    document.reason, list(document.notes), each.actor, each.second_person, document.issued_at,
-                ]
-            )  # fmt: skip
-    async with connection.cursor().copy(
-        f"copy billing.document_lines (document_id, {', '.join(_LINE)}) from stdin"
-    ) as copy:
-        # Each write is a turn of the event loop: some documents together are one.
-        written: list[str] = []
-        for each in issued:
-            document_id = str(each.document.document_id)
-            written += [_copy_line(document_id, line) for line in each.document.lines]
-            if len(written) >= _LINES_AT_ONCE:
-                await copy.write("".join(written))
-                written.clear()
-        await copy.write("".join(written))
-    async with connection.cursor().copy(
-        "copy billing.document_taxes (document_id, category, label, rate, exact_base, base, amount) from stdin"
-    ) as copy:
-        for each in issued:
-            for tax in each.document.taxes:
-                exact = total(line.exact_amount for line in each.document.lines if line.tax_category == tax.category)
-                await copy.write_row(
-                    [each.document.document_id, tax.category, tax.label, tax.rate, exact, tax.base, tax.amount]
-                )
+    await _copy(connection, f"documents ({', '.join(_DOCUMENT)})", map(_copy_document, issued))
+    await _copy(
+        connection,
+        f"document_lines (document_id, {', '.join(_LINE)})",
+        (_copy_line(str(each.document.document_id), line) for each in issued for line in each.document.lines),
+    )
+    await _copy(
+        connection,
+        "document_taxes (document_id, category, label, rate, exact_base, base, amount)",
+        (_copy_tax(each.document, tax) for each in issued for tax in each.document.taxes),
+    )
     if any(each.document.credits for each in issued):
-        async with connection.cursor().copy(
-            "copy billing.document_credits (document_id, place, grant_id, description, amount) from stdin"
-        ) as copy:
-            for each in issued:
-                for place, credit in enumerate(each.document.credits, 1):
-                    await copy.write_row(
-                        [each.document.document_id, place, credit.grant_id, credit.description, credit.amount]
-                    )
+        await _copy(
+            connection,
+            "document_credits (document_id, place, grant_id, description, amount)",
+            (
+                _row(each.document.document_id, place, credit.grant_id, credit.description, credit.amount)
+                for each in issued
+                for place, credit in enumerate(each.document.credits, 1)
+            ),
+        )
+
+
+async def _copy(connection: Connection, target: str, rows: Iterator[str]) -> None:
+    async with connection.cursor().copy(f"copy billing.{target} from stdin") as copy:
+        # The server takes some in while the next are made; each write is a turn of the event loop.
+        while some := "".join(islice(rows, _ROWS_AT_ONCE)):
+            await copy.write(some)
+
+
+def _row(*values: str | Decimal | date | int | None) -> str:
+    """Return a row as COPY takes it."""
+    return "\t".join([escaped(each) if isinstance(each, str) else _plain(each) for each in values]) + "\n"
+
+
+def _copy_document(each: Issued) -> str:
+    document = each.document
+    previous = None if each.revision is None or each.revision == 1 else each.revision - 1
+    return _row(
+        document.document_id, document.kind, document.basis, each.entity_id, each.number_value, document.number,
+        document.tenant_id, document.posting_period, document.currency, each.revision, previous, each.close_number,
+        document.period_start, document.period_end, document.time_zone, document.language, _party(document.issuer),
+        _party(document.customer), document.exact_subtotal, document.subtotal, document.tax_total, document.total,
+        document.credit_total, document.amount_due, document.due_date, document.digest, document.corrects_document_id,
+        each.issued_with_document_id, document.reason, _array(document.notes), each.actor, each.second_person,
+        document.issued_at,
+    )  # fmt: skip
+
+
+def _array(texts: Iterable[str]) -> str:
+    quoted = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
+    return "{" + ",".join([f'"{text}"' for text in quoted]) + "}"
+
+
+def _copy_tax(document: Document, tax: Tax) -> str:
+    exact = total(line.exact_amount for line in document.lines if line.tax_category == tax.category)
+    return _row(document.document_id, tax.category, tax.label, tax.rate, exact, tax.base, tax.amount)
 
 
 def _copy_line(document_id: str, line: Line) -> str:
@@ -96,13 +109,18 @@ def _copy_line(document_id: str, line: Line) -> str:
         line.kind, line.description, line.service_start, line.service_end, line.feature, line.provider, line.model,
         line.meter,
     )  # fmt: skip
-    values = (
-        line.quantity, line.unit_price, line.per, line.exact_amount, line.amount,
-        _copied(line.tax_category, line.item_id), line.charged_amount, _copied(line.charged_currency),
-        line.exchange_rate, line.exchange_rate_at, line.corrects_line_no,
-    )  # fmt: skip
-    texts = "\t".join([NULL if each is None else str(each) for each in values])
-    return f"{document_id}\t{line.line_no}\t{service}\t{texts}\n"
+    # Mostly one value: what was charged is what is billed.
+    exact = str(line.exact_amount)
+    charged = exact if line.charged_amount is line.exact_amount else _plain(line.charged_amount)
+    return (
+        f"{document_id}\t{line.line_no}\t{service}\t{_plain(line.quantity)}\t{_plain(line.unit_price)}\t{_plain(line.per)}"
+        f"\t{exact}\t{line.amount}\t{_copied(line.tax_category, line.item_id)}\t{charged}\t{_copied(line.charged_currency)}"
+        f"\t{_plain(line.exchange_rate)}\t{_plain(line.exchange_rate_at)}\t{_plain(line.corrects_line_no)}\n"
+    )
+
+
+def _plain(value: Decimal | date | int | None) -> str:
+    return NULL if value is None else str(value)
 
 
 @lru_cache(maxsize=8192)

@@ -66,8 +66,8 @@ class _Sum(msgspec.Struct, gc=False):
     """None where there are several."""
 
 
-_Key = tuple[str, date, str | None, str | None, str | None, str]
-"""Currency, service month, feature, provider, model, meter."""
+_Service = tuple[str, date, str | None, str | None, str | None]
+"""Currency, service month, feature, provider, model."""
 
 
 def lines_of(groups: Iterable[Group], rates: Mapping[int, Mapping[str, Rate]]) -> list[UsageLine]:
@@ -76,9 +76,10 @@ def lines_of(groups: Iterable[Group], rates: Mapping[int, Mapping[str, Rate]]) -
     Shape: the newest service month first, then by name. Lines of neither quantity nor amount are left out.
     Errors: FoldDiffers where quantities times rates are not what the entries were charged.
     """
-    sums: dict[_Key, _Sum] = {}
+    sums: dict[_Service, dict[str, _Sum]] = {}
     with localcontext(EXACT):
         for group in groups:
+            own = sums.setdefault((group.currency, group.service_month, group.feature, group.provider, group.model), {})
             known = {} if group.rate_set_id is None else rates.get(group.rate_set_id, {})
             rest = group.charge
             for meter, quantity in group.quantities.items():
@@ -87,20 +88,22 @@ def lines_of(groups: Iterable[Group], rates: Mapping[int, Mapping[str, Rate]]) -
                     continue
                 amount = quantity * rate.price * _STEPS[rate.per]
                 rest -= amount
-                _add(sums, group, meter, quantity, amount, rate)
+                _add(own, meter, quantity, amount, rate)
             if rest and group.is_stated:
-                _add(sums, group, AMOUNT_STATED, Decimal(0), rest, None)
+                _add(own, AMOUNT_STATED, Decimal(0), rest, None)
             elif rest:
                 raise FoldDiffers(group.tenant_id, group.currency, group.model, rest)
     return [
         UsageLine(
-            *key,
-            None if key[5] == AMOUNT_STATED else found.quantity,
+            *service,
+            meter,
+            None if meter == AMOUNT_STATED else found.quantity,
             None if found.rate is None else found.rate.price,
             None if found.rate is None else found.rate.per,
             found.amount,
         )
-        for key, found in sorted(sums.items(), key=_place)
+        for service, meters in sorted(sums.items(), key=_service_place)
+        for meter, found in sorted(meters.items(), key=_meter_place)
         if found.amount or found.quantity
     ]
 
@@ -110,14 +113,11 @@ _STEPS: Final = {10**power: Decimal(1).scaleb(-power) for power in range(10)}
 _METER_PLACE: Final = {meter: place for place, meter in enumerate(COLUMN_METERS)}
 
 
-def _add(
-    sums: dict[_Key, _Sum], group: Group, meter: str, quantity: Decimal, amount: Decimal, rate: Rate | None
-) -> None:
-    """Add to the sum of a line, in the exact context."""
-    key = (group.currency, group.service_month, group.feature, group.provider, group.model, meter)
-    found = sums.get(key)
+def _add(sums: dict[str, _Sum], meter: str, quantity: Decimal, amount: Decimal, rate: Rate | None) -> None:
+    """Add to the sum of a meter, in the exact context."""
+    found = sums.get(meter)
     if found is None:
-        sums[key] = _Sum(quantity, amount, rate)
+        sums[meter] = _Sum(quantity, amount, rate)
     else:
         found.quantity += quantity
         found.amount += amount
@@ -125,14 +125,10 @@ def _add(
             found.rate = None
 
 
-def _place(item: tuple[_Key, _Sum]) -> tuple[str, int, str, str, str, int, str]:
-    currency, month, feature, provider, model, meter = item[0]
-    return (
-        currency,
-        -month.toordinal(),
-        feature or "",
-        provider or "",
-        model or "",
-        _METER_PLACE.get(meter, len(_METER_PLACE)),
-        meter,
-    )
+def _service_place(item: tuple[_Service, object]) -> tuple[str, int, str, str, str]:
+    currency, month, feature, provider, model = item[0]
+    return currency, -month.toordinal(), feature or "", provider or "", model or ""
+
+
+def _meter_place(item: tuple[str, object]) -> tuple[int, str]:
+    return _METER_PLACE.get(item[0], len(_METER_PLACE)), item[0]
