@@ -1,6 +1,7 @@
 """What is owed over all documents: the same for any order and delay of the same usage; months end where the tenant's clocks say."""
 
-from datetime import date, timedelta
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
@@ -9,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from billing.digests import digest_of
-from billing.issuing import issue_month
-from billing.store import read_documents
+from billing.issuing import issue_month, numbered
+from billing.store import Issued, insert_documents, read_documents
 from ledger import registry
 from ledger.database import Connection, connect
 from ledger.periods import month_after
@@ -18,6 +19,7 @@ from ledger.times import micros, parse_rfc3339
 from tests.billing.support import (
     APRIL,
     FEBRUARY,
+    ISSUER,
     JANE,
     JANUARY,
     LATER,
@@ -27,6 +29,7 @@ from tests.billing.support import (
     close,
     discount,
     dollars,
+    draft,
     exactly_owed,
     fee,
     issue,
@@ -196,6 +199,32 @@ async def test_a_document_read_back_has_the_digest_that_it_was_issued_with(
     await priced.post(dollars("a", "3.333333"), dollars("b", "100", feature="search"), received_at=LATER)
     found = await issued(operator)
     assert digest_of(found) == found.digest
+
+
+async def test_what_is_written_comes_back_whatever_its_texts_hold(priced: Ledger, operator: Connection) -> None:
+    """Tabs, quotes, backslashes, braces, a text that reads like a null, and an empty one."""
+    odd = 'a\tb\nc\\d "e" {f},\\N'
+    await agree(operator, name=odd, address=("\\N", odd, "NULL"), items=[replace(fee(), description=odd)])
+    await priced.post(dollars("a", "3", feature="\\N"), received_at=LATER)
+    drafted = (await draft(operator)).drafts[0]
+    notes = (odd, "", "NULL", "\\N")
+    document = drafted.document.marked(notes=notes)
+    document = document.marked(digest=digest_of(document))
+    await close(operator, JANUARY)
+    made = numbered(document, ISSUER, 1, datetime.now(UTC))
+    await operator.execute(
+        "insert into billing.numbers (entity_id, kind, last_value) values ('entity-1', 'invoice', 1)"
+    )
+    row = Issued(
+        document=made, entity_id="entity-1", number_value=1, revision=1, close_number=1, issued_with_document_id=None,
+        actor=odd, second_person=None,
+    )  # fmt: skip
+    async with operator.transaction():
+        await insert_documents(operator, [row])
+    (found,) = await read_documents(operator, [str(made.document_id)])
+    assert found == made
+    assert digest_of(found) == made.digest
+    assert priced.value("select actor from billing.documents") == odd
 
 
 # --- Any order, any delay -----------------------------------------------------------------------------------------------
