@@ -46,7 +46,7 @@ class FocusFormat(StrEnum):
 
 
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", help="Write to this file; left out, to standard output.")
+    Path | None, typer.Option("--output", help="Write to this file; left out, or -, to standard output.")
 ]
 
 
@@ -67,7 +67,8 @@ def export_document(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", help="Write to this file, or, with --month, into this folder; left out, to standard output."
+            "--output",
+            help="Write to this file, or, with --month, into this folder; left out, or -, to standard output.",
         ),
     ] = None,
     of_month: Annotated[
@@ -85,6 +86,7 @@ def export_document(
         raise CommandError("--exact is for --format pdf: the other formats have exact amounts anyway")
     if (document is None) == (of_month is None):
         raise CommandError("say which: a DOCUMENT, or --month 2026-11")
+    output = _unless_dash(output)
     if of_month is None:
         if tenant is not None:
             raise CommandError("--tenant is for --month: a document is of one tenant anyway")
@@ -140,7 +142,7 @@ def export_month(
     """Write all invoices and credit notes of a month that count as one FOCUS file; voided ones are left out."""
     from billing.store import list_documents, read_documents
 
-    first = month(of_month)
+    first, output = month(of_month), _unless_dash(output)
     _check_output(output, is_binary=format is FocusFormat.parquet)
 
     async def read(connection: Connection) -> tuple[int, bytes]:
@@ -169,6 +171,10 @@ async def _focus_file(connection: Connection, documents: Sequence[Document], for
                 move(1)
     frame = focus_frame(rows)
     return to_parquet(frame) if format is FocusFormat.parquet else to_focus_csv(frame).encode()
+
+
+def _unless_dash(output: Path | None) -> Path | None:
+    return None if output == Path("-") else output
 
 
 def _check_output(output: Path | None, *, is_binary: bool) -> None:

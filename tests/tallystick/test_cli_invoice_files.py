@@ -38,7 +38,10 @@ def test_an_invoice_is_written_as_pdf_csv_and_json(invoiced: Commands, tmp_path:
     assert first.read_bytes().startswith(b"%PDF-")
     document = json.loads(invoiced.ok("invoice", "export", "NW-000001", "--format", "json").out)
     assert document["amount_due"] == {"amount": "8.40", "minor_units": 840}
-    rows = list(csv.DictReader(io.StringIO(invoiced.ok("invoice", "export", "NW-000001", "--format", "csv").out)))
+    text = invoiced.ok("invoice", "export", "NW-000001", "--format", "csv").out
+    assert invoiced.ok("invoice", "export", "NW-000001", "--format", "csv", "--output", "-").out == text
+    assert not Path("-").exists()
+    rows = list(csv.DictReader(io.StringIO(text)))
     assert sum(Decimal(row["amount"]) for row in rows) == Decimal("8.40")
 
 
