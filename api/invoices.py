@@ -377,7 +377,7 @@ async def draft_invoice(request: Request) -> Response:
         raise InvalidRequest("tenant_id", "holds a character that no name has")
 
     async def work(connection: Connection) -> DraftsReply:
-        found = await issuing.preview(connection, tenant_id, first, today=datetime.now(UTC).date())
+        found = await issuing.preview(connection, tenant_id, first, now=datetime.now(UTC))
         drafts = [DraftReply(each.document, each.notes, each.refusals, each.bounds) for each in found.drafts]
         return DraftsReply(tenant_id, text, drafts, found.live, found.known.refusals)
 

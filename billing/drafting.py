@@ -33,7 +33,7 @@ class Month:
     entity_id: str
     entity_name: str
     today: date
-    """As of which addresses are printed."""
+    """In the tenant's zone: as of which addresses are printed, and from which days until payment count."""
     issuers: Sequence[Issuer] = ()
     customers: Sequence[Customer] = ()
     tax_rates: Sequence[TaxRate] = ()

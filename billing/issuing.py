@@ -8,10 +8,9 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final, Literal
-from zoneinfo import ZoneInfo
 
 import psycopg
 from psycopg.rows import class_row
@@ -81,7 +80,7 @@ class Terms:
     """By currency: what somebody looked at; anything else is refused."""
 
 
-async def preview(connection: Connection, tenant_id: str, month: date, *, today: date) -> Drafted:
+async def preview(connection: Connection, tenant_id: str, month: date, *, now: datetime) -> Drafted:
     """Draft a tenant's month; nothing is stored or locked. In one snapshot, unless the caller has a transaction already.
 
     Errors: Unknown for a tenant that is not there, ActRefused for a month that it does not have.
@@ -90,7 +89,7 @@ async def preview(connection: Connection, tenant_id: str, month: date, *, today:
     async with connection.transaction():
         if is_first:
             await connection.execute("set transaction isolation level repeatable read, read only")
-        found = await draft_months(connection, month, [tenant_id], today=today)
+        found = await draft_months(connection, month, [tenant_id], now=now)
     if not found:
         # Says which of both is not there.
         await find_period(connection, tenant_id, month)
@@ -291,7 +290,7 @@ async def _issue_group(connection: Connection, group: _Group, turn: _Turn | None
     await lock_tenants(connection, ids)
     turn.has_locked.set()
     drafted = await draft_months(
-        connection, month, ids, today=now.astimezone(UTC).date(), for_issue=True, ahead=group.ahead, agreed=group.agreed,
+        connection, month, ids, now=now, for_issue=True, ahead=group.ahead, agreed=group.agreed,
         pause=turn.to_draft,
     )  # fmt: skip
     turn.has_drafted.set()
@@ -313,7 +312,9 @@ async def _choose(connection: Connection, of: Drafted, terms: Terms, chosen: lis
     """Say what becomes of a tenant's month; what is issued now is added to `chosen` and has no outcome yet."""
     tenant_id, month = of.known.tenant_id, of.known.month
     outcomes = [
-        Outcome(tenant_id, month, "issued_before", live.currency, live.document_id, live.number, live.total)
+        Outcome(
+            tenant_id, month, "issued_before", live.currency, live.document_id, live.number, live.total, live.amount_due
+        )
         for live in of.live.values()
     ]
     _refuse_stale(of, terms)
@@ -463,14 +464,12 @@ async def _numbered(
 
 
 def numbered(document: Document, issuer: Issuer, value: int, now: datetime) -> Document:
-    """Return a draft as issued: its number, its id and its time, and when it is due: days count from the printed day of issue."""
+    """Return a draft as issued: its number, its id and its time."""
     prefix = issuer.invoice_prefix if document.kind == "invoice" else issuer.credit_note_prefix
-    issued_on = now.astimezone(ZoneInfo(document.time_zone)).date()
     return document.marked(
         document_id=new_id(document.kind),
         number=number_text(prefix, value),
         issued_at=now,
-        due_date=None if document.due_date is None else issued_on + timedelta(days=issuer.payment_days),
         state="issued",
     )
 

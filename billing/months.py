@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 from psycopg.rows import class_row
 
@@ -41,6 +42,7 @@ class Live:
     number: str
     currency: str
     total: Decimal
+    amount_due: Decimal
     digest: str
 
 
@@ -188,7 +190,7 @@ async def draft_months(
     month: date,
     tenant_ids: Sequence[str],
     *,
-    today: date,
+    now: datetime,
     for_issue: bool = False,
     ahead: FoldedAhead | None = None,
     agreed: "Agreed | None" = None,
@@ -198,8 +200,9 @@ async def draft_months(
 
     Where one of them has no such month it is left out. `for_issue` is called inside the transaction that issues: it locks the
     period of each tenant, so that nobody opens, seals or issues it, in the order of their ids. What was folded `ahead` is
-    taken where its month is still as it was. What is `agreed` with these tenants is read now unless it is given. `pause` is
-    awaited every few tenants, so that what another connection waits for goes on meanwhile.
+    taken where its month is still as it was. What is `agreed` with these tenants is read now unless it is given. Addresses are
+    those of each tenant's local day at `now`. `pause` is awaited every few tenants, so that what another connection waits for
+    goes on meanwhile.
     """
     periods = await _periods(connection, month, tenant_ids, for_issue)
     ids = sorted(periods)
@@ -233,7 +236,7 @@ async def draft_months(
             time_zone=version.time_zone,
             entity_id=version.entity_id,
             entity_name=agreed.entities.get(version.entity_id, version.entity_id),
-            today=today,
+            today=now.astimezone(ZoneInfo(version.time_zone)).date(),
             issuers=agreed.issuers.get(version.entity_id, ()),
             customers=agreed.customers.get(tenant_id, ()),
             tax_rates=agreed.tax_rates.get(version.entity_id, ()),
@@ -461,7 +464,8 @@ async def _issued(connection: Connection, month: date, tenant_ids: Sequence[str]
     cursor = await connection.execute(
         """
         select
-            d.posting_period, d.tenant_id, d.currency::text, d.revision, d.document_id, d.number, d.total, d.digest,
+            d.posting_period, d.tenant_id, d.currency::text, d.revision, d.document_id, d.number, d.total,
+            d.amount_due, d.digest,
             not exists (select from billing.voids as v where v.document_id = d.document_id) as is_live
         from billing.documents as d
         where d.posting_period = any(%s) and d.tenant_id = any(%s) and d.kind = 'invoice'
@@ -470,14 +474,25 @@ async def _issued(connection: Connection, month: date, tenant_ids: Sequence[str]
         [[month_after(month, -1), month], list(tenant_ids)],
     )
     found = _IssuedBefore()
-    for period, tenant_id, currency, revision, document_id, number, total, digest, is_live in await cursor.fetchall():
+    for (
+        period,
+        tenant_id,
+        currency,
+        revision,
+        document_id,
+        number,
+        total,
+        due,
+        digest,
+        is_live,
+    ) in await cursor.fetchall():
         if period != month:
             if is_live:
                 found.totals_before.setdefault(tenant_id, {})[currency] = total
             continue
         found.revisions.setdefault(tenant_id, {})[currency] = revision
         if is_live:
-            found.live.setdefault(tenant_id, {})[currency] = Live(document_id, number, currency, total, digest)
+            found.live.setdefault(tenant_id, {})[currency] = Live(document_id, number, currency, total, due, digest)
     return found
 
 

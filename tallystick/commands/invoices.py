@@ -158,7 +158,7 @@ def draft_invoice(tenant: TenantArgument, of_month: MonthArgument, format: Forma
     from billing.issuing import preview
 
     first = month(of_month)
-    found = with_connection(lambda connection: preview(connection, tenant, first, today=datetime.now(UTC).date()))
+    found = with_connection(lambda connection: preview(connection, tenant, first, now=datetime.now(UTC)))
     if format is Format.json:
         print_json(
             {
@@ -267,7 +267,7 @@ async def _digests(connection: Connection, tenant: str, first: Any, digest: str)
     """Return the digest by the currency of the draft, or of the live invoice, that it is of; of a month with one alone."""
     from billing.issuing import preview
 
-    found = await preview(connection, tenant, first, today=datetime.now(UTC).date())
+    found = await preview(connection, tenant, first, now=datetime.now(UTC))
     currencies = sorted({each.document.currency for each in found.drafts} | set(found.live))
     known = {each.document.currency: each.document.digest for each in found.drafts}
     named = [currency for currency in currencies if known.get(currency) == digest]
@@ -283,7 +283,9 @@ def _tell(outcomes: Sequence[Outcome], *, is_one: bool) -> None:
                     f"issued {each.number}: {_money(each.total, each.currency)}, due {_money(each.amount_due, each.currency)}{back}"
                 )
         elif each.result == "issued_before" and is_one:
-            say(f"issued before: {each.number}, {_money(each.total, each.currency)}")
+            say(
+                f"issued before: {each.number}, {_money(each.total, each.currency)}, due {_money(each.amount_due, each.currency)}"
+            )
         elif each.result in {"parked", "awaiting"}:
             what = f"{each.tenant_id}{f' {each.currency}' if each.currency else ''}"
             for reason in each.reasons:

@@ -101,7 +101,7 @@ async def issued(
 
 
 async def draft(operator: Connection, month: date = JANUARY, tenant_id: str = "t-alpha") -> Drafted:
-    return await preview(operator, tenant_id, month, today=TODAY)
+    return await preview(operator, tenant_id, month, now=datetime.now(UTC))
 
 
 async def reverse(writer: Connection, event_id: str, tenant_id: str = "t-alpha") -> None:
