@@ -3,6 +3,7 @@
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -90,6 +91,12 @@ _NOT_MIGRATED: Final = "the database is not migrated to this version: run `tally
 _INTERRUPTED: Final = 130
 
 
+@cache
+def _command() -> Any:
+    # Made of all groups: once for a process that runs several, as the tests do.
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0, 1 after a failure, 2 for a command that makes no sense, 3 where a person is to act
     or to look, 130 after Ctrl-C.
@@ -97,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _DEBUG["on"] = False
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        outcome = app(args=given or ["--help"], prog_name="tallystick", standalone_mode=False)
+        outcome = _command()(args=given or ["--help"], prog_name="tallystick", standalone_mode=False)
         sys.stdout.flush()
         if outcome == _INTERRUPTED:
             # Typer takes Ctrl-C for an exit, and says nothing.
