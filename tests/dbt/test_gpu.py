@@ -201,6 +201,21 @@ async def test_the_rate_in_force_counts_and_one_that_is_known_late_makes_its_hou
     assert marts.roll_up(*MARTS).rows["fct_gpu_allocation_hourly"] == 0
 
 
+async def test_a_rate_that_is_restated_makes_its_hours_anew(marts: Marts) -> None:
+    """36 an hour was a mistake for 18, and that for 9."""
+    await set_up(marts)
+    first = rate()
+    await add_rates(marts, first)
+    await marts.post(window("w-1", "09:00:00", "10:00:00"))
+    marts.roll_up(*MARTS)
+    second = rate("18", replaces=first.content_hash)
+    for restated in (second, rate("9", replaces=second.content_hash)):
+        await add_rates(marts, restated)
+        marts.roll_up(*MARTS)
+        assert rows(marts, "bill_amount") == [("09:00", "idle", PLATFORM, restated.hourly_price)]
+    assert marts.roll_up(*MARTS).rows["fct_gpu_allocation_hourly"] == 0
+
+
 async def test_gateway_and_node_are_one_request_whichever_comes_first(marts: Marts) -> None:
     """The gateway knows the feature and not the node; the node knows its phases, and its word is evidence. One row, once.
 

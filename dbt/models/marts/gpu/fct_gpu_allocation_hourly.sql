@@ -25,13 +25,14 @@ names as (
 {% if is_incremental() -%}
 {{ gpu_touched_by_batches() }},
 
--- A rate that became known since the hour was made. Each idle row says up to which rate it knew; nearly always all of them.
+-- A rate that became known since the hour was made. Each idle row says up to which rate it knew; nearly always all of them. That
+-- one may have been restated since, and is then no rate any more.
 touched_by_rates as (
     select distinct
         t.node_id,
         t.starts_at
     from rates as r
-    cross join (select 0 as node_rate_id union select node_rate_id from rates) as k
+    cross join lateral generate_series(0, r.node_rate_id - 1) as k (node_rate_id)
     cross join lateral (
         select
             h.node_id,
@@ -40,7 +41,6 @@ touched_by_rates as (
         where h.rates_known = k.node_rate_id and h.starts_at > r.effective_at - {{ hour }}
         offset 0
     ) as t
-    where k.node_rate_id < r.node_rate_id
 ),
 
 touched_hours as (
