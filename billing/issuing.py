@@ -260,7 +260,7 @@ async def _issue_parts(connection: Connection, group: _Group) -> list[Outcome]:
         except _BROKEN as error:
             outcome = Outcome(tenant_id, group.month, "parked", reasons=(_line(error),))
             async with connection.transaction():
-                await _park(connection, group.terms.actor, [outcome])
+                await _park(connection, group.terms.actor, group.month, [], [outcome])
             found.append(outcome)
     return found
 
@@ -301,7 +301,7 @@ async def _issue_group(connection: Connection, group: _Group, turn: _Turn | None
     for each in drafted:
         outcomes += await _choose(connection, each, terms, chosen)
     parked = [outcome for outcome in outcomes if outcome.result == "parked"]
-    await _park(connection, terms.actor, parked)
+    await _park(connection, terms.actor, month, ids, parked)
     if chosen:
         outcomes += await _write(connection, month, chosen, terms, now)
     failpoints.hit("issue.before_commit")
@@ -561,31 +561,47 @@ async def record_documents(
 # --- What waits -------------------------------------------------------------------------------------------------------
 
 
-async def _park(connection: Connection, actor: str, outcomes: Sequence[Outcome]) -> None:
-    """Write down refusals that say something new about their tenant, month and currency."""
-    if not outcomes:
-        return
+async def _park(
+    connection: Connection, actor: str, month: date, looked_at: Sequence[str], outcomes: Sequence[Outcome]
+) -> None:
+    """Write down refusals that say something new about their tenant and currency, and which ones of tenants looked at are over."""
     await connection.execute(
         """
-        insert into billing.parked (tenant_id, posting_period, currency, reasons, actor)
-        select n.tenant_id, n.month, n.currency, array(select jsonb_array_elements_text(n.reasons)), %(actor)s
-        from unnest(%(tenants)s::text[], %(months)s::date[], %(currencies)s::text[], %(reasons)s::jsonb[])
-            as n (tenant_id, month, currency, reasons)
-        where array(select jsonb_array_elements_text(n.reasons)) is distinct from (
-            select p.reasons
-            from billing.parked as p
-            where
-                p.posting_period = n.month
-                and p.tenant_id = n.tenant_id
-                and p.currency is not distinct from n.currency
-            order by p.parked_id desc
-            limit 1
+        with said as (
+            select n.tenant_id, n.currency, array(select jsonb_array_elements_text(n.reasons)) as reasons
+            from unnest(%(tenants)s::text[], %(currencies)s::text[], %(reasons)s::jsonb[])
+                as n (tenant_id, currency, reasons)
+        ),
+
+        newest as (
+            select distinct on (tenant_id, currency) tenant_id, currency::text, reasons
+            from billing.parked
+            where posting_period = %(month)s and tenant_id = any(%(looked_at)s::text[] || %(tenants)s::text[])
+            order by tenant_id, currency, parked_id desc
         )
+
+        insert into billing.parked (tenant_id, posting_period, currency, reasons, actor)
+        select s.tenant_id, %(month)s, s.currency, s.reasons, %(actor)s
+        from said as s
+        left join newest as n on n.tenant_id = s.tenant_id and n.currency is not distinct from s.currency
+        where n.reasons is distinct from s.reasons
+        union all
+        select n.tenant_id, %(month)s, n.currency, '{}', %(actor)s
+        from newest as n
+        where
+            cardinality(n.reasons) > 0
+            and n.tenant_id = any(%(looked_at)s::text[])
+            and not exists (
+                select
+                from said as s
+                where s.tenant_id = n.tenant_id and s.currency is not distinct from n.currency
+            )
         """,
         {
             "actor": actor,
+            "month": month,
+            "looked_at": list(looked_at),
             "tenants": [each.tenant_id for each in outcomes],
-            "months": [each.month for each in outcomes],
             "currencies": [each.currency for each in outcomes],
             "reasons": [Jsonb(list(each.reasons)) for each in outcomes],
         },

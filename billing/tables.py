@@ -413,11 +413,15 @@ parked = sa.Table(
     sa.Column("tenant_id", sa.Text, nullable=False, comment="Whose month."),
     sa.Column("posting_period", sa.Date, nullable=False, comment="The first day of the month."),
     sa.Column("currency", sa.CHAR(3), comment="Of the invoice; null where the whole month is refused."),
-    sa.Column("reasons", ARRAY(sa.Text), nullable=False, comment="What keeps it from being issued, a line each."),
+    sa.Column(
+        "reasons",
+        ARRAY(sa.Text),
+        nullable=False,
+        comment="What keeps it from being issued, a line each; none: nothing does any more.",
+    ),
     sa.Column("actor", sa.Text, nullable=False, comment="Who tried."),
     sa.Column("parked_at", Instant, nullable=False, server_default=now(), comment="When, by the database's clock."),
-    sa.CheckConstraint("cardinality(reasons) > 0", name="has_a_reason"),
     # Serves what waits of a month.
     sa.Index("ix_parked_posting_period", "posting_period", "tenant_id"),
-    comment="One row per refusal to issue that says something new; what was issued since waits no longer.",
+    comment="One row per refusal to issue that says something new, and per end of one.",
 )

@@ -70,29 +70,27 @@ comment on column billing.live_documents.corrects_document_id is 'Of a credit no
 comment on column billing.live_documents.credited_total is 'Of an invoice: what credit notes gave back of its total.';
 comment on column billing.live_documents.owed is 'The total, negative on a credit note: sums to what a tenant owes over all documents.';
 
--- Tenants and months that a refusal keeps from being invoiced: the newest refusal of each, until its invoice is issued.
+-- Tenants and months that a refusal keeps from being invoiced, with its newest reasons, until a run finds none.
 create or replace view billing.waiting
 with (security_invoker = true)
 as
-select distinct on (p.posting_period, p.tenant_id, p.currency)
+select
     p.tenant_id,
     p.posting_period,
     p.currency,
     p.reasons,
     p.parked_at
-from billing.parked as p
-where
-    not exists (
-        select
-        from billing.documents as d
-        where
-            d.tenant_id = p.tenant_id
-            and d.posting_period = p.posting_period
-            and d.kind = 'invoice'
-            and d.currency = coalesce(p.currency, d.currency)
-            and d.issued_at > p.parked_at
-    )
-order by p.posting_period, p.tenant_id, p.currency, p.parked_id desc;
+from (
+    select distinct on (posting_period, tenant_id, currency)
+        tenant_id,
+        posting_period,
+        currency,
+        reasons,
+        parked_at
+    from billing.parked
+    order by posting_period, tenant_id, currency, parked_id desc
+) as p
+where cardinality(p.reasons) > 0;
 
 comment on view billing.waiting is 'One row per tenant, month and currency that could not be invoiced yet, with the newest reasons.';
 comment on column billing.waiting.tenant_id is 'Whose month.';

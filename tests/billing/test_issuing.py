@@ -1,15 +1,21 @@
 """Issuing: a closed month becomes one invoice, whoever asks and however often; what is unknown keeps it back."""
 
+import asyncio
 from datetime import timedelta
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import pytest
+from alembic import command
 
 from billing.issuing import Terms, issue_month
+from billing.voiding import void_invoice
+from ledger.closing import reopen_period
 from ledger.database import Connection
+from migrations import run
 from tests.billing.support import (
     FEBRUARY,
+    JANE,
     JANUARY,
     LATER,
     agree,
@@ -114,6 +120,60 @@ async def test_an_open_month_is_parked_and_a_draft_says_why(priced: Ledger, oper
     ]
     await issued(operator)
     assert priced.rows("select tenant_id from billing.waiting") == []
+
+
+WAITING = "select currency::text, reasons from billing.waiting"
+
+
+async def test_a_month_that_holds_nothing_after_all_waits_no_longer(priced: Ledger, operator: Connection) -> None:
+    (outcome,) = await issue_month(operator, "t-alpha", JANUARY, JANE)
+    assert (outcome.result, outcome.currency) == ("parked", None)
+    assert priced.rows(WAITING) == [(None, ["period 2026-01 is open: close it first"])]
+    await close(operator, JANUARY)
+    (outcome,) = await issue_month(operator, "t-alpha", JANUARY, JANE)
+    assert outcome.result == "nothing"
+    assert priced.rows(WAITING) == []
+
+
+async def test_a_month_waits_in_the_currency_of_its_invoice_alone(priced: Ledger, operator: Connection) -> None:
+    """In dollars as long as it is open, then in euros, without a rate."""
+    await priced.post(dollars("a", "3"), received_at=LATER)
+    assert (await issue(operator)).currency == "USD"
+    await close(operator, JANUARY)
+    await agree(operator, invoice_currency="EUR")
+    assert (await issue(operator)).currency == "EUR"
+    assert priced.rows(WAITING) == [("EUR", ["no rate from USD to EUR was in force at the end of 2026-01"])]
+    await agree(operator)
+    assert (await issue(operator)).result == "issued"
+    assert priced.rows(WAITING) == []
+
+
+async def test_what_was_voided_waits_again_for_the_reason_that_it_waited_for_before(
+    priced: Ledger, operator: Connection
+) -> None:
+    await priced.post(dollars("a", "3"), received_at=LATER)
+    open_month = [("USD", ["period 2026-01 is open: close it first"])]
+    await issue(operator)
+    assert priced.rows(WAITING) == open_month
+    found = await issued(operator)
+    assert priced.rows(WAITING) == []
+    await void_invoice(operator, "jane", found.number or "", reason="A wrong address")
+    await reopen_period(operator, "jane", "t-alpha", JANUARY, reason="A wrong address")
+    assert (await issue(operator)).result == "parked"
+    assert priced.rows(WAITING) == open_month
+
+
+async def test_what_was_issued_before_the_end_of_waiting_was_written_down_does_not_wait(
+    priced: Ledger, operator: Connection
+) -> None:
+    await priced.post(dollars("a", "3"), received_at=LATER)
+    await issue(operator)
+    await issued(operator)
+    url = priced.database.url.replace("postgresql://", "postgresql+psycopg://")
+    await asyncio.to_thread(command.downgrade, run.config(url), "0032")
+    assert len(priced.rows("select from billing.parked")) == 1
+    await asyncio.to_thread(run.migrate, priced.database.url)
+    assert priced.rows(WAITING) == []
 
 
 async def test_b132_a_refreshed_draft_bills_nothing_twice(priced: Ledger, operator: Connection) -> None:
