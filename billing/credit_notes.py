@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from hashlib import sha256
 from typing import Any, Final
@@ -16,7 +16,7 @@ from billing.drafting import describe
 from billing.errors import CreditRefused
 from billing.folding import fold, read_rates
 from billing.issuing import Terms, burn_credits, numbered, record_documents, take_numbers
-from billing.months import left_of, lock_periods, lock_tenants, read_issuers, read_items
+from billing.months import left_of, lock_periods, lock_tenants, read_customers, read_issuers, read_items
 from billing.rounding import cut_money
 from billing.store import Issued, find_document, insert_documents
 from billing.usage_lines import UsageLine, lines_of
@@ -162,17 +162,7 @@ async def _correcting(
                 where c.posting_period = e.posting_period and c.entry_id = e.entry_id
             )
             -- On an invoice that counts, it has been given back already.
-            and not exists (
-                select
-                from billing.documents as d
-                join billing.document_lines as l on l.document_id = d.document_id
-                where
-                    d.tenant_id = e.tenant_id
-                    and d.posting_period = e.posting_period
-                    and d.kind = 'invoice'
-                    and l.charged_currency = e.charge_currency
-                    and not exists (select from billing.voids as v where v.document_id = d.document_id)
-            )
+            and e.posting_period <> all(%(taken)s::date[])
         order by 1, 2
         """,
         {
@@ -180,11 +170,33 @@ async def _correcting(
             "tenant_id": invoice.tenant_id,
             "currency": invoice.currency,
             "request_ids": None if request_ids is None else sorted(request_ids),
+            "taken": await _taken_by_invoices(connection, invoice),
         },
     )
     found: dict[date, list[int]] = {}
     for posting_period, entry_id in await cursor.fetchall():
         found.setdefault(posting_period, []).append(entry_id)
+    return found
+
+
+async def _taken_by_invoices(connection: Connection, invoice: Document) -> list[date]:
+    """Return the months whose rows in the invoice's currency stand on an invoice that counts.
+
+    That is the one in this currency, or in the one that the customer has chosen. Its lines do not tell: rows that come to
+    nothing together have none.
+    """
+    customers = await read_customers(connection, [invoice.tenant_id])
+    cursor = await connection.execute(
+        "select d.posting_period, d.currency::text, (d.issued_at at time zone d.time_zone)::date from billing.documents as d"
+        " where d.tenant_id = %s and d.kind = 'invoice'"
+        " and not exists (select from billing.voids as v where v.document_id = d.document_id)",
+        [invoice.tenant_id],
+    )
+    found = []
+    for month, currency, issued_on in await cursor.fetchall():
+        terms = in_force(customers, month_after(month) - timedelta(days=1)) or in_force(customers, issued_on)
+        if currency == invoice.currency or (terms is not None and terms.invoice_currency == currency):
+            found.append(month)
     return found
 
 

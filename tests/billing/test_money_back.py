@@ -1,5 +1,6 @@
 """What is given back: months that owe back, credit notes for usage and commercial ones, grants; never more than was billed."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from billing.agreement_files import Agreements, apply_agreements
 from billing.credit_notes import Credited, amount_back, credit_commercially, credit_usage, line_back
 from billing.crediting import credit_note, creditable
 from billing.documents import CreditApplied, Document
@@ -20,6 +22,7 @@ from ledger.money import EXACT
 from quotas.granting import NewGrant, create_grant, find_grant
 from tests.billing.documents import make_document, make_line
 from tests.billing.support import (
+    CUSTOMER,
     FEBRUARY,
     JANE,
     JANUARY,
@@ -150,6 +153,23 @@ async def test_what_an_invoice_gave_back_no_credit_note_gives_back_again(
     assert (await issued(operator, FEBRUARY)).total == Decimal(2)
     with pytest.raises(CreditRefused, match="nothing corrects"):
         await credit_usage(operator, "jane", "NW-000001", reason="again")
+
+
+@pytest.mark.parametrize("currency", ["USD", "EUR"])
+async def test_rows_that_come_to_nothing_on_an_invoice_have_been_given_back_all_the_same(
+    priced: Ledger, operator: Connection, writer: Connection, currency: str
+) -> None:
+    """7 of January are reversed and reported anew in February: its invoice, of a fee alone, has no line for them."""
+    await priced.post(dollars("a", "7"), received_at=LATER)
+    await issued(operator)
+    await reverse(writer, "a")
+    await priced.post(dollars("b", "7"), received_at=LATER)
+    chosen = replace(CUSTOMER, effective_from=FEBRUARY, invoice_currency=currency)
+    fee_in_it = fee(starts_on=FEBRUARY, currency=currency)
+    await apply_agreements(operator, "jane", Agreements(customers=[chosen], items=[fee_in_it]))
+    assert amounts(await issued(operator, FEBRUARY)) == {("fee", "2026-02"): Decimal(10)}
+    with pytest.raises(CreditRefused, match="nothing corrects"):
+        await credit_usage(operator, "jane", "NW-000001", reason="A wrong model")
 
 
 async def test_a_credit_note_for_usage_gives_back_what_was_paid_for_it(
