@@ -21,7 +21,8 @@ _ROUNDING: Final = Context(prec=EXACT.prec, traps=[InvalidOperation])
 def round_money(amount: Decimal, currency: str) -> Decimal:
     """Round half away from zero to the places that an invoice in the currency has."""
     # What Python calls half up is half away from zero: of the digits, whatever their sign.
-    return amount.quantize(minor_unit(currency), ROUND_HALF_UP, _ROUNDING)
+    # And nothing has no sign: what is added to it loses a minus.
+    return _ROUNDING.plus(amount.quantize(minor_unit(currency), ROUND_HALF_UP, _ROUNDING))
 
 
 @cache

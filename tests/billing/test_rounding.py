@@ -40,6 +40,10 @@ def test_a_half_goes_away_from_zero(exact: str, rounded: str) -> None:
     assert round_money(Decimal(exact), "USD") == Decimal(rounded)
 
 
+def test_what_rounds_to_nothing_has_no_sign() -> None:
+    assert str(round_money(Decimal("-0.004"), "USD")) == "0.00"
+
+
 def test_b057_printed_lines_add_up() -> None:
     """3 x 0.3349 = 1.0047, printed 1.00 = 0.34 + 0.33 + 0.33. WRONG (lines rounded): 3 x 0.33 = 0.99."""
     exact = [Decimal("0.3349")] * 3
