@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar
 
 import yaml
 
-from billing.agreements import Bound, Customer, Issuer, Item, TaxRate, fee_part, in_force
+from billing.agreements import Bound, Customer, Issuer, Item, TaxRate, fee_part, in_force, items_beside
 from billing.errors import AgreementRefused, DocumentNotPrintable
 from billing.exports.words import languages, words_of
 from billing.months import (
@@ -29,7 +29,7 @@ from ledger.contracts import TextLoader
 from ledger.database import Connection, record_act
 from ledger.errors import Unknown
 from ledger.money import CURRENCIES, parse_amount
-from ledger.times import month_after
+from ledger.times import month_after, month_of
 
 Agreement = Issuer | Customer | TaxRate | Item | Bound
 Value = TypeVar("Value")
@@ -330,7 +330,8 @@ async def apply_agreements(
     """Bring what is agreed to what a file says, all or none; applying it again changes nothing.
 
     Raises Unknown for an entity or a tenant that is not there, and AgreementRefused where an item, or the tax category or
-    currency of a customer, would change what an invoice that counts has billed.
+    currency of a customer, would change what an invoice that counts has billed, or where an item is in another currency than
+    the tenant's invoices.
     """
     async with connection.transaction(force_rollback=dry_run):
         tenants = {each.tenant_id for each in wanted.items} | {each.tenant_id for each in wanted.customers}
@@ -354,6 +355,7 @@ async def apply_agreements(
             await _insert(connection, actor, wish)
             outcome: Literal["added", "changed"] = "added" if before is None else "changed"
             changes.append(Change(name, outcome, asdict(wish), None if before is None else asdict(before)))
+        await _check_currencies(connection, sorted(tenants))
         moved = [change.name for change in changes if change.outcome != "unchanged"]
         if moved:
             await record_act(connection, actor, "billing.apply", {"changed": moved}, reason)
@@ -406,11 +408,39 @@ async def _check_terms(connection: Connection, wish: Customer, kept: Sequence[Cu
                 )
 
 
+_LAST_DAY: Final = date(9000, 1, 1)
+"""Of looking ahead: months after the calendar's end have no dates."""
+
+
+async def _check_currencies(connection: Connection, tenant_ids: Sequence[str]) -> None:
+    """Refuse an item that no invoice would have a line for, since they are all in a currency that the customer has chosen."""
+    items, customers = await read_items(connection, tenant_ids), await read_customers(connection, tenant_ids)
+    for tenant_id in tenant_ids:
+        own = [each for each in customers if each.tenant_id == tenant_id]
+        its_items = [each for each in items if each.tenant_id == tenant_id and each.currency is not None]
+        if not own or not its_items:
+            continue
+        invoiced = {month for month, *_ in await _invoiced(connection, tenant_id)}
+        month = month_of(min(each.starts_on for each in its_items))
+        # A year after the last change every fee has come up once more, and all stays as it is.
+        last = max(*(each.starts_on for each in its_items), *(each.effective_from for each in own))
+        end = month_after(month_of(min(last, _LAST_DAY)), 13)
+        while month < end:
+            terms = in_force(own, month_after(month) - timedelta(days=1))
+            if month not in invoiced and terms is not None and terms.invoice_currency is not None:
+                for item in items_beside(its_items, month, terms.invoice_currency):
+                    raise AgreementRefused(
+                        f"item {item.item_id}: currency is {item.currency}, and {month:%Y-%m} of {tenant_id} is invoiced in"
+                        f" {terms.invoice_currency}; agree it in that one, or let it end before"
+                    )
+            month = month_after(month)
+
+
 async def _invoiced(connection: Connection, tenant_id: str) -> list[tuple[date, str, date]]:
-    """Return the months of a tenant that invoices count for, with their numbers and the first day (UTC) of issue."""
+    """Return the months of a tenant that invoices count for, with their numbers and the first day of issue (the tenant's)."""
     cursor = await connection.execute(
         "select d.posting_period, string_agg(d.number, ', ' order by d.number_value),"
-        " (min(d.issued_at) at time zone 'UTC')::date from billing.documents as d"
+        " min((d.issued_at at time zone d.time_zone)::date) from billing.documents as d"
         " where d.tenant_id = %s and d.kind = 'invoice'"
         " and not exists (select from billing.voids as v where v.document_id = d.document_id) group by 1 order by 1",
         [tenant_id],

@@ -237,6 +237,16 @@ def currencies_of(items: Iterable[Item], month: date) -> set[str]:
     }
 
 
+def items_beside(items: Iterable[Item], month: date, currency: str) -> list[Item]:
+    """Return the items that count for a month in an amount of another currency: an invoice in this one has no line for them."""
+    return [
+        item
+        for item in items
+        if item.currency not in (None, currency)
+        and (fee_part(item, month) is not None if item.kind == "fee" else item.counts_in(month))
+    ]
+
+
 def _matched(item: Item, usage: Sequence[tuple[UsageLine, Decimal]], counts: Callable[[date], bool]) -> list[int]:
     return [place for place, (line, _) in enumerate(usage) if counts(line.service_month) and item.takes(line)]
 

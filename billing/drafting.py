@@ -7,7 +7,17 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from billing.agreements import Bound, Customer, Issuer, Item, TaxRate, currencies_of, in_force, item_lines
+from billing.agreements import (
+    Bound,
+    Customer,
+    Issuer,
+    Item,
+    TaxRate,
+    currencies_of,
+    in_force,
+    item_lines,
+    items_beside,
+)
 from billing.crediting import Creditable, OwedBack, owed_back_notes
 from billing.digests import digest_of
 from billing.documents import CreditApplied, Document, Line, Party, Tax
@@ -100,10 +110,14 @@ def draft_month(known: Month) -> list[Draft]:
         wanted = sorted({*charged, *currencies_of(known.items, known.month)})
         return [_draft(known, currency, [(line, None) for line in known.lines if line.currency == currency])
                 for currency in wanted]  # fmt: skip
-    if not charged and fixed not in currencies_of(known.items, known.month):
+    # Currencies are never added: what is agreed in another one is mended by a person.
+    missing = [
+        f"item {item.item_id} is in {item.currency}, and invoices of {known.tenant_id} are in {fixed}"
+        for item in items_beside(known.items, known.month, fixed)
+    ]
+    if not charged and not missing and fixed not in currencies_of(known.items, known.month):
         return []
     taken: list[tuple[UsageLine, ExchangeRate | None]] = []
-    missing: list[str] = []
     for line in known.lines:
         rate = None
         if line.currency != fixed:

@@ -348,6 +348,40 @@ async def test_an_item_changes_nothing_that_is_invoiced(priced: Ledger, operator
 # --- What changes backwards in time -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("item", "month"),
+    [
+        (fee(currency="EUR"), "2026-01"),
+        (fee(currency="EUR", period="quarter", timing="arrears"), "2026-03"),
+        (discount(currency="EUR", amount=Decimal(5)), "2026-01"),
+    ],
+)
+async def test_an_item_in_another_currency_than_the_invoices_is_refused_and_keeps_the_month_back(
+    priced: Ledger, operator: Connection, item: Item, month: str
+) -> None:
+    """Nothing would bill it: it is neither converted nor forgotten."""
+    rule = f"item {item.item_id}: currency is EUR, and {month} of t-alpha is invoiced in USD; agree it in that one, or let it end before"
+    with pytest.raises(AgreementRefused, match=f"^{re.escape(rule)}$"):
+        await agree(operator, invoice_currency="USD", items=[item])
+    # As an earlier version, which did not look, would have left it.
+    await agree(operator, items=[item])
+    fields = "tenant_id, effective_from, name, address, country, tax_category, language, actor"
+    priced.superuser.execute(
+        f"insert into billing.customers ({fields}, invoice_currency) select {fields}, 'USD' from billing.customers"
+    )
+    (found,) = (await draft(operator, date.fromisoformat(f"{month}-01"))).drafts
+    assert f"item {item.item_id} is in EUR, and invoices of t-alpha are in USD" in found.refusals
+
+
+async def test_an_item_may_end_where_the_currency_of_invoices_changes(priced: Ledger, operator: Connection) -> None:
+    await agree(operator, items=[fee(currency="EUR", ends_on=FEBRUARY)])
+    dollars_later = replace(CUSTOMER, effective_from=FEBRUARY, invoice_currency="USD")
+    await apply_agreements(
+        operator, "jane", Agreements(customers=[dollars_later], items=[fee("fee-2", starts_on=FEBRUARY)])
+    )
+    assert [each.document.currency for each in (await draft(operator, FEBRUARY)).drafts] == ["USD"]
+
+
 async def test_a_customer_changed_backwards_leaves_what_is_invoiced_as_it_was(
     priced: Ledger, operator: Connection
 ) -> None:
