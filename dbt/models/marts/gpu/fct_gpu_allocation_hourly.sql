@@ -14,7 +14,7 @@
 -- Whether it is there already or not: depends_on: {{ ref('stg_ledger__tenants') }}, {{ ref('stg_ledger__retired_months') }},
 -- depends_on: {{ ref('stg_ledger__batches') }}, {{ ref('stg_ledger__batch_digests') }}
 
-with rates as materialized (
+with recursive rates as materialized (
     select * from {{ ref('stg_ledger__node_rates') }}
 ),
 
@@ -25,20 +25,38 @@ names as (
 {% if is_incremental() -%}
 {{ gpu_touched_by_batches() }},
 
--- A rate that became known since the hour was made. Each idle row says up to which rate it knew; nearly always all of them. That
--- one may have been restated since, and is then no rate any more.
+-- Each idle row says up to which rate it knew: one of a few values, and that rate may have been restated since.
+rates_known as (
+    select min(h.rates_known) as node_rate_id
+    from {{ this }} as h
+    union all
+    select
+        (
+            select min(h.rates_known)
+            from {{ this }} as h
+            where h.rates_known > k.node_rate_id
+        )
+    from rates_known as k
+    where k.node_rate_id is not null
+),
+
+-- What a rate that became known since reaches.
 touched_by_rates as (
-    select distinct
+    select
         t.node_id,
         t.starts_at
-    from rates as r
-    cross join lateral generate_series(0, r.node_rate_id - 1) as k (node_rate_id)
+    from rates_known as k
+    cross join lateral (
+        select min(r.effective_at) as effective_at
+        from rates as r
+        where r.node_rate_id > k.node_rate_id
+    ) as since
     cross join lateral (
         select
             h.node_id,
             h.starts_at
         from {{ this }} as h
-        where h.rates_known = k.node_rate_id and h.starts_at > r.effective_at - {{ hour }}
+        where h.rates_known = k.node_rate_id and h.starts_at > since.effective_at - {{ hour }}
         offset 0
     ) as t
 ),
