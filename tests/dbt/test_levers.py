@@ -5,6 +5,8 @@ import gzip
 from decimal import Decimal
 from typing import Any
 
+from ledger.meters import METERS
+from ledger.price_book import Price
 from tests.conftest import CHECKOUT
 from tests.dbt.conftest import Marts
 from tests.dbt.test_rollup import usage
@@ -145,6 +147,27 @@ async def test_another_model_than_the_one_asked_for_is_held_against_its_price(ma
     ]
 
 
+async def test_another_name_of_the_model_that_answered_is_no_other_model(marts: Marts) -> None:
+    """A gateway asks for proxy/m-sub; from when on somebody says that it is m-sub, no answer of m-sub came from another model."""
+    await set_up(marts)
+    await marts.post(make_event("a", requested_model="proxy/m-sub"))
+    marts.roll_up(*MARTS)
+    assert levers(marts) == {"other_model": (1, 110, 0, 0, 0, 110)}
+    marts.ledger.superuser.execute("insert into ledger.model_aliases values ('openai', 'proxy/m-sub', 'm-sub', 'test')")
+    assert levers(marts) == {}
+
+
+async def test_what_is_priced_as_something_else_is_so_for_the_model_that_was_asked_for(marts: Marts) -> None:
+    """One of each meter that takes another one's rate: m-big's card names none of them, as m-sub's."""
+    await set_up(marts)
+    borrowed = [meter.name for meter in METERS.values() if meter.priced_as is not None]
+    await marts.post(make_event("a", requested_model="m-big", quantities=dict.fromkeys(borrowed, 1)))
+    marts.roll_up(*MARTS)
+    requests, tokens, without, paid, saved, uncompared = levers(marts)["other_model"]
+    assert (requests, tokens, uncompared) == (1, len(borrowed), 0)
+    assert (without, saved) == (5 * paid, 4 * paid)
+
+
 async def test_a_route_to_another_provider_is_held_against_the_only_one_that_has_the_model(marts: Marts) -> None:
     """m-big at openai would have been 10.00, and 2.00 were paid elsewhere; whose m-two it was nobody says. What openai would have
     been charged at is not known."""
@@ -216,6 +239,16 @@ async def test_attempts_that_came_after_another_are_paid_again(marts: Marts) -> 
         "continuation": (1, 100_000, 0, Decimal("0.20"), Decimal("-0.20"), 0),
         "later": (1, 1_000, 0, Decimal("0.002"), Decimal("-0.002"), 0),
     }
+
+
+async def test_a_continuation_pays_again_for_every_meter_that_it_reads_and_for_none_that_it_writes(marts: Marts) -> None:
+    """One of each meter at a dollar: what it thinks, calls or draws is new."""
+    rates = {name: Price(Decimal(1), 1) for name in METERS}
+    marts.ledger.add_tenant().add_source().add_model("m-sub")
+    await marts.ledger.add_card(make_card(rates, effective_at="2020-01-01T00:00:00Z", is_high_price_confirmed=True))
+    await marts.post(make_event("c", attempt_kind="continuation", quantities=dict.fromkeys(METERS, 1)))
+    marts.roll_up(*MARTS)
+    assert levers(marts)["continuation"][3] == sum(meter.side == "input" for meter in METERS.values())
 
 
 async def test_what_has_no_price_is_counted_beside_the_amounts(marts: Marts) -> None:

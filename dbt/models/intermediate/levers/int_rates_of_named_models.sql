@@ -59,8 +59,11 @@ metered as (
             b.priced_as
         from (
             values
+                ('cache_write_other_tokens', 'cache_write_5m_tokens'),
                 ('reasoning_tokens', 'visible_output_tokens'),
-                ('cache_write_other_tokens', 'cache_write_5m_tokens')
+                ('tool_prompt_tokens', 'uncached_input_tokens'),
+                ('embedding_input_tokens', 'uncached_input_tokens'),
+                ('rejected_prediction_tokens', 'visible_output_tokens')
         ) as b (meter, priced_as)
         where not p.body -> 'rates' ? b.meter and p.body -> 'rates' ? b.priced_as
         union all

@@ -28,6 +28,10 @@ exchange_rates as (
     select * from {{ ref('stg_ledger__exchange_rates') }}
 ),
 
+names as (
+    select * from {{ ref('int_model_names') }}
+),
+
 used as not materialized (
     select * from meters where not is_avoided
 ),
@@ -88,7 +92,7 @@ tiered as (
 ),
 
 -- The same quantities at the rates of the model that was asked for. Senders do not say of whom it was asked: of who answered, if
--- it has a model of that name; else of the only one that has.
+-- it has a model of that name; else of the only one that has. Another name of the model that answered is no other model.
 changed as (
     select
         u.*,
@@ -118,7 +122,14 @@ changed as (
             and (u.local_date - 1)::timestamp at time zone 'UTC' >= co.effective_at
             and (u.local_date + 2)::timestamp at time zone 'UTC' <= co.until
     left join rates as hp on hp.rate_set_id = u.charge_rate_set_id and hp.meter = u.meter
-    where u.asked_model <> '' and s.is_freed is not true
+    where
+        u.asked_model <> ''
+        and s.is_freed is not true
+        and not exists (
+            select
+            from names as n
+            where n.provider = u.provider and n.name = u.asked_model and n.model = u.model
+        )
 ),
 
 -- All of an attempt that came after another; of a continuation, what it reads again of the text so far.
@@ -135,7 +146,12 @@ again as (
     left join rates as hp on hp.rate_set_id = u.charge_rate_set_id and hp.meter = u.meter
     where
         u.attempt_kind <> 'first'
-        and (u.attempt_kind <> 'continuation' or u.meter = 'requests' or u.meter not like '%output%')
+        and (
+            u.attempt_kind <> 'continuation'
+            or u.meter like '%input%'
+            or u.meter like 'cache%'
+            or u.meter in ('requests', 'tool_prompt_tokens', 'pages', 'characters')
+        )
 ),
 
 compared as (
