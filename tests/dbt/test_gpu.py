@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ledger.database import connect
 from ledger.node_rates import NodeRate, save_node_rates
 from ledger.times import parse_rfc3339
+from tallystick.refold import refold
 from tests.dbt.conftest import Marts
 from tests.factories import NODE, make_event, make_window
 from tests.support.soak import examples
@@ -213,6 +214,20 @@ async def test_a_rate_that_is_restated_makes_its_hours_anew(marts: Marts) -> Non
         await add_rates(marts, restated)
         marts.roll_up(*MARTS)
         assert rows(marts, "bill_amount") == [("09:00", "idle", PLATFORM, restated.hourly_price)]
+    assert marts.roll_up(*MARTS).rows["fct_gpu_allocation_hourly"] == 0
+
+
+async def test_a_name_of_the_model_that_becomes_known_late_makes_its_hours_anew(marts: Marts) -> None:
+    """A node says org/own, and nobody used it; then somebody says that this is m-own."""
+    await set_up(marts)
+    await add_rates(marts, rate())
+    await marts.post(window("w-1", "09:00:00", "10:00:00", model="org/own"))
+    marts.roll_up(*MARTS)
+    assert rows(marts, "model") == [("09:00", "idle", PLATFORM, "org/own")]
+    marts.ledger.superuser.execute("insert into ledger.model_aliases values ('vllm', 'org/own', 'm-own', 'test')")
+    marts.roll_up(*MARTS, tests=True)
+    assert rows(marts, "model", "bill_amount") == [("09:00", "idle", PLATFORM, "m-own", 36)]
+    assert refold(marts.url, marts.home, marts=("fct_gpu_allocation_hourly",)).differences == []
     assert marts.roll_up(*MARTS).rows["fct_gpu_allocation_hourly"] == 0
 
 

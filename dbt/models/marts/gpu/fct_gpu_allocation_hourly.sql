@@ -2,11 +2,12 @@
     "node_id", "starts_at", "kind", "tenant_id", "feature", "language", "provider", "model", "currency", "standard_currency",
 ] -%}
 {%- set own = one_row_per(columns, buckets=["node_id", "starts_at"], uncompared=["rates_known"]) -%}
-{#- By hour, by day for the views of costs, and by what an hour knew of rates. -#}
+{#- By hour, by day for the views of costs, and by what an hour knew of rates and of models' names. -#}
 {%- do own["indexes"].extend([
     {"columns": ["starts_at"]},
     {"columns": ["((starts_at at time zone 'UTC')::date)"]},
     {"columns": ["rates_known", "starts_at"]},
+    {"columns": ["(case when kind = 'idle' then model end)"]},
 ]) -%}
 {%- do own["meta"].update({"hidden_from_readers": ["tenant_id"]}) -%}
 {{ config(own) }}
@@ -61,16 +62,24 @@ touched_by_rates as (
     ) as t
 ),
 
+-- A node's name for its model became known since the hour was made: it stands under what the node said.
+touched_by_names as (
+    select
+        h.node_id,
+        h.starts_at
+    from names as n
+    join {{ this }} as h on case when h.kind = 'idle' then h.model end = n.name and h.provider = n.provider
+    where n.model <> n.name
+),
+
 touched_hours as (
+    {%- for relation in ["touched_by_batches", "touched_by_rates", "touched_by_names"] %}
     select
         node_id,
         starts_at
-    from touched_by_batches
-    union
-    select
-        node_id,
-        starts_at
-    from touched_by_rates
+    from {{ relation }}
+    {{- "\n    union" if not loop.last }}
+    {%- endfor %}
 ),
 
 -- Of an hour whose month has left the ledger, what the mart holds is all that there is.
