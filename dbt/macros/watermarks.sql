@@ -103,28 +103,29 @@ Each run has rows of its own; a second run at the same time freezes what it sees
         high = 0
     where model = '{{ this.identifier }}';
     {% endif %}
+    {%- set marts = consumed_marts(model) %}
     insert into {{ source('marts', 'watermarks') }} as w (model, feed_id, low, high)
+    {%- if marts %}
+    {# What is made from other marts goes as far as they are, in every feed that they know: a run of this model alone finds them
+       behind, and no further; one that began before another run's last feed finds them ahead. #}
+    select
+        '{{ this.identifier }}',
+        u.feed_id,
+        0,
+        min(u.low)
+    from {{ source('marts', 'watermarks') }} as u
+    where u.model in ('{{ marts | join("', '") }}')
+    group by u.feed_id
+    having count(*) = {{ marts | length }}
+    {%- else %}
     select
         '{{ this.identifier }}',
         r.feed_id,
         0,
-        {# What is made from other marts goes as far as they are: a run of this model alone finds them behind, and no further. #}
-        {%- set marts = consumed_marts(model) %}
-        {%- if marts %}
-        least(
-            {%- for mart in marts %}
-            coalesce((
-                select u.low
-                from {{ source('marts', 'watermarks') }} as u
-                where u.model = '{{ mart }}' and u.feed_id = r.feed_id
-            ), 0){{ "," if not loop.last }}
-            {%- endfor %}
-        )
-        {%- else %}
         r.number
-        {%- endif %}
     from {{ target.schema }}.run_batches as r
     where r.run_id = '{{ invocation_id }}'
+    {%- endif %}
     on conflict (model, feed_id) do update set
         high = greatest(excluded.high, w.low)
     {%- endif -%}

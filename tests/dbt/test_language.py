@@ -5,6 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from tallystick.refold import refold
 from tests.conftest import CHECKOUT
 from tests.dbt.conftest import Marts
 from tests.dbt.test_rollup import set_up, usage
@@ -89,6 +90,35 @@ async def test_a_conversation_is_counted_once_on_its_first_day_whenever_its_part
     await post("e", "de", 14, 1, request_id="r-d")
     marts.roll_up(*both, tests=True)
     assert counted() == [("14", "de", 1, 1, 1, 3, 4)]
+
+
+async def test_a_feed_that_only_another_run_knows_is_counted_once(marts: Marts) -> None:
+    """A German call by one feed; then two English ones by a new feed, which the other run has added to the parts and this run,
+    which began before, has not among its batches, and two more German ones."""
+    mart = "fct_conversations_daily"
+    await set_up(marts)
+    await marts.post(make_event("a", language="de", conversation_id="c"))
+    marts.roll_up(*MARTS)
+    late = (make_event(f"b-{number}", language="en", conversation_id="c") for number in range(2))
+    await marts.ledger.post(*late, received_at="2026-12-31T00:00:00Z", feed="file:late")
+    await marts.post(*(make_event(f"d-{number}", language="de", conversation_id="c") for number in range(2)))
+    marts.roll_up("fct_conversation_cost")
+    marts.ledger.superuser.execute(
+        "create function marts.forget() returns trigger language plpgsql as $$ begin"
+        " if new.feed_id = (select feed_id from ledger.feeds where name = 'file:late') then return null; end if;"
+        " return new; end $$"
+    )
+    marts.ledger.superuser.execute(
+        "create trigger forget before insert on marts.run_batches for each row execute function marts.forget()"
+    )
+    marts.roll_up(mart)
+    marts.ledger.superuser.execute("drop trigger forget on marts.run_batches")
+    marts.roll_up(mart)
+    assert marts.ledger.rows(
+        "select language, conversation_count, several_languages_count, request_count from marts.fct_conversations_daily"
+        " where conversation_count <> 0"
+    ) == [("de", 1, 1, 5)]
+    assert refold(marts.url, marts.home, marts=(mart,)).differences == []
 
 
 async def test_a_better_report_brings_the_language_along(marts: Marts) -> None:
