@@ -66,11 +66,15 @@ side_by_side as (
         e.cost_amount / nullif(e.request_count - e.cost_unpriced_count, 0) as english_cost_each,
         r.charge_amount / nullif(r.request_count - r.charge_unpriced_count, 0) as charge_each,
         e.charge_amount / nullif(e.request_count - e.charge_unpriced_count, 0) as english_charge_each,
+        least(r.request_count - r.cost_unpriced_count, e.request_count - e.cost_unpriced_count) as cost_sample_count,
+        least(r.request_count - r.charge_unpriced_count, e.request_count - e.charge_unpriced_count) as charge_sample_count,
         case
             when r.language in ('en', 'en-Latn') then 'english'
             when r.language = 'und' then 'unknown language'
             when e.request_count is null then 'no english'
-            when r.request_count < {{ sample_min }} or e.request_count < {{ sample_min }} then 'too few'
+            when
+                least(r.request_count - r.usage_missing_count, e.request_count - e.usage_missing_count) < {{ sample_min }}
+                then 'too few'
             else 'enough'
         end as sample
     from requests as r
@@ -99,8 +103,14 @@ compared as (
         round(s.cost_each, 12) as cost_per_request,
         round(s.charge_each, 12) as charge_per_request,
         case when s.sample = 'enough' then round(s.tokens_each / nullif(s.english_tokens_each, 0), 3) end as tokens_premium,
-        case when s.sample = 'enough' then round(s.cost_each / nullif(s.english_cost_each, 0), 3) end as cost_premium,
-        case when s.sample = 'enough' then round(s.charge_each / nullif(s.english_charge_each, 0), 3) end as charge_premium,
+        case
+            when s.sample = 'enough' and s.cost_sample_count >= {{ sample_min }}
+                then round(s.cost_each / nullif(s.english_cost_each, 0), 3)
+        end as cost_premium,
+        case
+            when s.sample = 'enough' and s.charge_sample_count >= {{ sample_min }}
+                then round(s.charge_each / nullif(s.english_charge_each, 0), 3)
+        end as charge_premium,
         coalesce(k.tokenizer, '') as tokenizer,
         k.premium as tokenizer_premium
     from side_by_side as s
