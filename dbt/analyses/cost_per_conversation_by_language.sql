@@ -6,8 +6,8 @@ select
     model,
     charge_currency,
     sum(charge_conversation_count) as conversations,
-    -- What has no price is in rows of no currency.
-    case when charge_currency <> '' then sum(charge_amount) / nullif(sum(charge_conversation_count), 0) end as charge_per_conversation,
+    -- Of what has a price: a request that has none adds nothing here, and one to `unpriced`.
+    sum(charge_amount) / nullif(sum(charge_conversation_count), 0) as charge_per_conversation,
     sum(input_tokens + output_tokens) / nullif(sum(charge_conversation_count), 0) as tokens_per_conversation,
     sum(request_count) / nullif(sum(charge_conversation_count), 0) as requests_per_conversation,
     sum(charge_unpriced_count) as unpriced

@@ -9,7 +9,7 @@ select
     sum(e.request_count) as requests,
     sum(e.charge_amount) as charge_amount,
     max(e.recorded_at - e.occurred_at) as longest_delay,
-    count(*) filter (where e.charge_amount is null) as unpriced_entries
+    coalesce(sum(e.request_count) filter (where e.charge_amount is null), 0) as unpriced
 from ledger.periods as p
 -- What occurred before a period began, by the index on tenant and time, and nothing else of it.
 cross join lateral (

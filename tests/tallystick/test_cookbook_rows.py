@@ -5,7 +5,7 @@ A million input or output tokens are a dollar, so `spending("a", "0.30")` is 300
 
 import asyncio
 from collections.abc import Iterator
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ import pytest
 from ledger.corrections import Request, Reverse, Wanted, correct
 from ledger.database import connect
 from ledger.node_rates import NodeRate, save_node_rates
+from ledger.price_book import Price
 from ledger.times import parse_rfc3339
+from quotas.terms import GroupLimit
 from tallystick.rollup import run_rollup
 from tests.factories import NODE, make_event, make_window
 from tests.ledger.prices import make_card, per_million
@@ -100,22 +102,71 @@ async def test_usage_after_its_month_had_closed_lands_in_the_next(ledger: Ledger
     await post(ledger, spending("in time", "0.10", "2026-01-10T12:00:00Z"))
     ledger.close_period("t-alpha", date(2026, 1, 1))
     await post(ledger, spending("late", "0.30", "2026-01-15T12:00:00Z"))
+    # A model that nobody knows, until the better report says which it was; and one that stays unknown.
+    for number, model, is_final in ((1, "m-x", False), (2, "m-sub", True), (3, "m-x", True)):
+        late_too = spending(f"late-{number}", "0.20", "2026-01-15T12:00:00Z", model=model, requested_model=model)
+        late_too["data"] |= {"request_id": f"r-{number // 3}", "final": is_final}
+        await ledger.post(late_too, received_at=RECEIVED)
     late = await ask(commands, "late-usage-posted", EVER)
-    assert only(late, "tenant_id", "month_of_usage", "posting_period", "charge_currency", "charge_amount", "requests") == [
-        ("t-alpha", "2026-01-01", "2026-02-01", "USD", Decimal("0.3"), 1)
+    assert only(late, "tenant_id", "month_of_usage", "posting_period", "charge_currency", "charge_amount", "requests", "unpriced") == [
+        ("t-alpha", "2026-01-01", "2026-02-01", "USD", Decimal("0.5"), 3, 1)
     ]  # fmt: skip
 
 
 async def test_a_budget_at_85_percent_is_nearly_exhausted_and_one_at_8_is_not(
     ledger: Ledger, commands: Commands
 ) -> None:
+    """0.85 of 1.00, for ever; of 10.00 by model; of the 0.90 that search has for itself of a budget by features; and on an old day, whose window
+    is in force no more."""
     await add_price(ledger)
-    await set_budget(ledger, budget_id="small", limit="1.00")
-    await set_budget(ledger, budget_id="large", limit="10.00", feature="chat")
-    await post(ledger, spending("a", "0.85"))
+    own = [GroupLimit(group={"feature": "search"}, limit=Decimal("0.90"))]
+    await set_budget(ledger, budget_id="small", window="lifetime", feature="chat", limit="1.00")
+    await set_budget(ledger, budget_id="large", window="lifetime", model="m-sub", limit="10.00")
+    await set_budget(
+        ledger, budget_id="by feature", window="lifetime", group_by=("feature",), limit="10.00", group_limits=own
+    )
+    await set_budget(ledger, budget_id="by day", window="day", limit="1.00", since=date(2026, 3, 1))
+    await post(ledger, spending("a", "0.85"), spending("b", "0.85", feature="search"))
     full = await ask(commands, "budgets-nearly-exhausted")
-    assert only(full, "tenant_id", "budget_id", "window_start", "posted", "remaining", "share_used") == [
-        ("t-alpha", "small", "2026-03-01", Decimal("0.85"), Decimal("0.15"), Decimal("0.85"))
+    listed = (
+        "tenant_id",
+        "budget_id",
+        "group_key",
+        "window_start",
+        "limit_amount",
+        "posted",
+        "remaining",
+        "share_used",
+    )
+    assert only(full, *listed) == [
+        (
+            "t-alpha", "by feature", '["search"]', "0001-01-01", Decimal("0.9"), Decimal("0.85"), Decimal("0.05"),
+            Decimal("0.9444"),
+        ),
+        ("t-alpha", "small", "", "0001-01-01", 1, Decimal("0.85"), Decimal("0.15"), Decimal("0.85")),
+    ]  # fmt: skip
+
+
+async def test_the_window_in_force_is_that_of_the_tenants_day(ledger: Ledger, commands: Commands) -> None:
+    """0.85 of a day's 1.00, now: in Kathmandu and in Apia it is another day for much of each day."""
+    await add_price(ledger)
+    for tenant_id, zone in (
+        ("t-early", "Pacific/Apia"),
+        ("t-nepal", "Asia/Kathmandu"),
+        ("t-late", "Pacific/Pago_Pago"),
+    ):
+        first = datetime.now(UTC).date().replace(day=1) - timedelta(days=31)
+        ledger.add_tenant(tenant_id, zone=zone, first_period=first.replace(day=1), months=4)
+        await set_budget(
+            ledger, budget_id=tenant_id, window="day", tenant_id=tenant_id, limit="1.00",
+            now=datetime.now(UTC).isoformat(),
+        )  # fmt: skip
+    now = datetime.now(UTC).isoformat()
+    events = [spending(each, "0.85", now, tenant_id=each) for each in ("t-early", "t-late", "t-nepal")]
+    await ledger.post(*events, received_at=now)
+    full = await ask(commands, "budgets-nearly-exhausted")
+    assert only(full, "tenant_id", "remaining") == [
+        (each, Decimal("0.15")) for each in ("t-early", "t-late", "t-nepal")
     ]
 
 
@@ -129,6 +180,46 @@ async def test_causes_come_to_what_a_budget_is_above_its_limit(ledger: Ledger, c
     assert only(over, "budget_id", "window_start", "cause", "excess", "movements") == [
         ("b", "2026-03-01", "unreserved", Decimal("0.25"), 1),
         ("b", "2026-03-01", "limit", Decimal("0.2"), 1),
+    ]
+
+
+@pytest.mark.marts
+async def test_what_is_paid_without_tokens_is_neither_volume_nor_price_and_what_has_no_price_is_counted(
+    ledger: Ledger, commands: Commands, dbt_home: Path
+) -> None:
+    """Ten images in January at 0.04, ten in February at 0.08: 0.40 more, of which tokens say nothing. A continuation reads 100,000
+    again, which is 0.10; the 10,000 that it writes are new. 60 cached tokens have a price and 40 of m-x have none."""
+    await ledger.add_price(input="1.00", output="1.00", cached="0.50")
+    ledger.add_model("m-image").add_model("m-x")
+    for price, since in (("0.04", "2020-01-01T00:00:00Z"), ("0.08", "2026-02-01T00:00:00Z")):
+        await ledger.add_card(make_card({"images": Price(Decimal(price), 1)}, model="m-image", effective_at=since))
+    image = {"model": "m-image", "requested_model": "m-image", "quantities": {"images": 10}}
+    await post(
+        ledger,
+        make_event("i-1", time="2026-01-10T12:00:00Z", **image),
+        make_event("i-2", time="2026-02-10T12:00:00Z", **image),
+        make_event(
+            "c", attempt_kind="continuation",
+            quantities={"uncached_input_tokens": 100_000, "visible_output_tokens": 7_000, "reasoning_tokens": 3_000},
+        ),
+        make_event("k", quantities={"cache_read_tokens": 60}),
+        make_event("x", model="m-x", requested_model="m-x", quantities={"cache_read_tokens": 40}),
+    )  # fmt: skip
+    await asyncio.to_thread(rolled_up, ledger, dbt_home, "fct_cost_daily", "fct_meters_daily")
+    higher = await ask(commands, "why-is-it-higher", "month=2026-02-10")
+    assert only(higher, "model", "difference", "by_volume", "by_price", "unpriced") == [
+        ("m-image", Decimal("0.4"), None, None, 0),
+        ("m-sub", Decimal("-0.11003"), Decimal("-0.11003"), 0, 0),
+        ("m-x", 0, 0, 0, 1),
+    ]
+    [again] = await ask(commands, "retries-paid", EVER)
+    assert only([again], "attempt_kind", "requests", "charge_amount", "input_tokens_again") == [
+        ("continuation", 1, Decimal("0.1"), 100_000)
+    ]
+    saved = await ask(commands, "what-caching-saved", EVER)
+    assert only(saved, "model", "cached_tokens", "saved", "unpriced_tokens") == [
+        ("m-sub", 60, Decimal("0.00003"), 0),
+        ("m-x", 40, None, 40),
     ]
 
 
