@@ -173,7 +173,7 @@ def _draft(
     subtotal = total(tax.base for tax in taxes)
     tax_total = total(tax.amount for tax in taxes)
     whole = EXACT.add(subtotal, tax_total)
-    credits = _burnt(known, currency, max(whole, _ZERO))
+    credits = _burnt(known, currency, lines, whole)
     credit_total = total(each.amount for each in credits)
     due = EXACT.subtract(whole, credit_total)
     if due < 0:
@@ -340,15 +340,15 @@ def _exchange_notes(usage: Iterable[tuple[UsageLine, ExchangeRate | None]], curr
 # --- Grants -----------------------------------------------------------------------------------------------------------
 
 
-def _burnt(known: Month, currency: str, most: Decimal) -> tuple[CreditApplied, ...]:
-    """Return what grants pay of a total: what the month's usage burns of them, rounded once, and never more than the total."""
+def _burnt(known: Month, currency: str, lines: Sequence[_Unprinted], whole: Decimal) -> tuple[CreditApplied, ...]:
+    """Return what grants pay of a total: what the month's usage burns of them, rounded once, never more than usage comes to."""
     grants = known.grants.get(currency, ())
-    if not grants or not most:
+    if not grants or whole <= 0:
         return ()
     left = {grant.grant_id: grant.amount for grant in grants}
     burnt = {name: amount for name, amount in burn(grants, known.uses.get(currency, ())).burnt.items() if amount > 0}
     exact = list(burnt.values())
-    rest = most
+    rest = min(whole, round_money(_after_discounts(lines), currency))
     found = []
     for name, amount in zip(burnt, spread(round_money(total(exact), currency), exact, currency), strict=True):
         # Rounding takes no grant below what it has.
@@ -357,6 +357,16 @@ def _burnt(known: Month, currency: str, most: Decimal) -> tuple[CreditApplied, .
             found.append(CreditApplied(name, known.grant_names.get(name, name), paid))
             rest = EXACT.subtract(rest, paid)
     return tuple(found)
+
+
+def _after_discounts(lines: Iterable[_Unprinted]) -> Decimal:
+    """Return what usage comes to after discounts; a month of which more is given back than is billed takes nothing off the others."""
+    by_month: dict[date, Decimal] = {}
+    for line in lines:
+        kind, _, start, *_ = line.before
+        if kind in ("usage", "discount"):
+            by_month[start] = EXACT.add(by_month.get(start, _ZERO), line.exact_amount)
+    return total(max(amount, _ZERO) for amount in by_month.values())
 
 
 # --- Bounds -----------------------------------------------------------------------------------------------------------

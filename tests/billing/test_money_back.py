@@ -362,6 +362,33 @@ async def test_grants_burn_in_the_stated_order_over_months(priced: Ledger, opera
     assert february.amount_due == Decimal(5)
 
 
+async def test_a_grant_pays_usage_and_neither_fees_nor_tax_nor_what_a_discount_took_off(
+    priced: Ledger, operator: Connection
+) -> None:
+    """100 less 50 percent, a fee of 10, and tax of 11.40: the grant pays 50.00, 21.40 are due. WRONG: 71.40 of the grant, 0 due."""
+    await agree(operator, tax_rate="0.19", items=[discount(percent=Decimal(50)), fee()])
+    name = await grant(operator, "200")
+    await priced.post(dollars("a", "100"), received_at=LATER)
+    invoice = await issued(operator)
+    assert (invoice.total, invoice.credit_total, invoice.amount_due) == (
+        Decimal("71.40"), Decimal("50.00"), Decimal("21.40"),
+    )  # fmt: skip
+    assert await booked(operator, name) == Decimal("50.00")
+
+
+async def test_what_is_given_back_of_another_month_is_no_less_for_a_grant_to_pay(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """January's 7 were paid in money. February: 10 from the grant, 7 back, a fee of 20: 13 are due."""
+    await agree(operator, items=[fee(amount="20.00", starts_on=FEBRUARY)])
+    await priced.post(dollars("a", "7"), dollars("b", "10", "2026-02-10T00:00:00Z"), received_at=LATER)
+    await issued(operator)
+    await grant(operator, "10", effective_at=1_769_904_000_000_000)  # 2026-02-01
+    await reverse(writer, "a")
+    february = await issued(operator, FEBRUARY)
+    assert (february.total, february.credit_total, february.amount_due) == (Decimal(23), Decimal(10), Decimal(13))
+
+
 async def test_money_comes_back_as_money_first_and_then_into_grants(
     priced: Ledger, operator: Connection, writer: Connection
 ) -> None:
