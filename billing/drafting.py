@@ -115,6 +115,7 @@ def draft_month(known: Month) -> list[Draft]:
         f"item {item.item_id} is in {item.currency}, and invoices of {known.tenant_id} are in {fixed}"
         for item in items_beside(known.items, known.month, fixed)
     ]
+    missing += _grants_beside(known, fixed)
     if not charged and not missing and fixed not in currencies_of(known.items, known.month):
         return []
     taken: list[tuple[UsageLine, ExchangeRate | None]] = []
@@ -338,6 +339,18 @@ def _exchange_notes(usage: Iterable[tuple[UsageLine, ExchangeRate | None]], curr
 
 
 # --- Grants -----------------------------------------------------------------------------------------------------------
+
+
+def _grants_beside(known: Month, currency: str) -> list[str]:
+    """Say which grants usage burns in another currency than that of the invoice, which has no line for them."""
+    return [
+        f"grant {name} pays {plain(amount):f} {other} of the usage, and invoices of {known.tenant_id} are in {currency}:"
+        f" let that of {known.month:%Y-%m} be in {other}"
+        for other, grants in sorted(known.grants.items())
+        if other != currency
+        for name, amount in burn(grants, known.uses.get(other, ())).burnt.items()
+        if amount > 0
+    ]
 
 
 def _burnt(known: Month, currency: str, lines: Sequence[_Unprinted], whole: Decimal) -> tuple[CreditApplied, ...]:

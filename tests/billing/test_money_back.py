@@ -18,7 +18,10 @@ from billing.rounding import round_money, spread, total
 from billing.store import read_documents
 from billing.voiding import Voided, void_invoice
 from ledger.database import Connection
+from ledger.exchange import ExchangeRate
 from ledger.money import EXACT
+from ledger.price_store import save_exchange_rates
+from ledger.times import parse_rfc3339
 from quotas.granting import NewGrant, create_grant, find_grant
 from tests.billing.documents import make_document, make_line
 from tests.billing.support import (
@@ -387,6 +390,28 @@ async def test_what_is_given_back_of_another_month_is_no_less_for_a_grant_to_pay
     await reverse(writer, "a")
     february = await issued(operator, FEBRUARY)
     assert (february.total, february.credit_total, february.amount_due) == (Decimal(23), Decimal(10), Decimal(13))
+
+
+async def test_a_grant_in_another_currency_than_the_invoice_is_told_and_keeps_the_month_back(
+    priced: Ledger, operator: Connection
+) -> None:
+    """Usage of 3 USD burns a grant in dollars and is invoiced in euros. WRONG: 1.50 EUR due, and the grant burnt by nothing."""
+    rate = ExchangeRate(
+        from_currency="USD", to_currency="EUR", rate=Decimal("0.5"), effective_at=parse_rfc3339("2020-01-01T00:00:00Z"),
+        source_address="https://rates.example", checked_on=JANUARY,
+    )  # fmt: skip
+    await save_exchange_rates(operator, [rate], actor="jane")
+    await agree(operator, invoice_currency="EUR")
+    name = await grant(operator, "10", feature="chat")
+    await priced.post(dollars("a", "3"), dollars("b", "4", feature="search"), received_at=LATER)
+    await close(operator, JANUARY)
+    parked = await issue(operator)
+    assert parked.reasons == (
+        f"grant {name} pays 3 USD of the usage, and invoices of t-alpha are in EUR: let that of 2026-01 be in USD",
+    )
+    await agree(operator, invoice_currency="USD")
+    invoice = await issue(operator)
+    assert (invoice.total, invoice.amount_due) == (Decimal(7), Decimal(4))
 
 
 async def test_money_comes_back_as_money_first_and_then_into_grants(
