@@ -140,6 +140,7 @@ def focus_rows(document: Document, charges: Sequence[UsageCharge]) -> list[dict[
         raise ExportRefused(f"{named} was voided: it is no charge")
     sign = 1 if document.kind == "invoice" else -1
     rates = _exchange_rates(document)
+    charges = _with_rate(document, charges, rates)
     _check_usage(named, document, charges, rates, sign)
     rows = [_usage_row(document, charge, rates) for charge in charges if charge.cost or charge.quantity]
     rows += [_item_row(document, line, sign) for line in document.lines if line.kind != "usage"]
@@ -374,16 +375,32 @@ def _exchange_rates(document: Document) -> _Rates:
     }
 
 
-def _rate_of(document: Document, charge: UsageCharge, rates: _Rates) -> Decimal:
+def _with_rate(document: Document, charges: Sequence[UsageCharge], rates: _Rates) -> list[UsageCharge]:
+    """Return charges without those of a currency and month that come to nothing: the document has no line, and no rate, for them."""
+    without: dict[tuple[str, date], list[UsageCharge]] = {}
+    for charge in charges:
+        place = _place(document, charge)
+        if place is not None and place not in rates:
+            without.setdefault(place, []).append(charge)
+    for (currency, month), listed in without.items():
+        if _sum(charge.cost for charge in listed) or _sum(charge.quantity for charge in listed):
+            raise ExportRefused(
+                f"{document.kind} {document.number or 'draft'} of {document.tenant_id} has no line of {currency} in {month:%Y-%m}: "
+                f"run `tallystick rollup`, then again"
+            )
+    return [charge for charge in charges if _place(document, charge) not in without]
+
+
+def _place(document: Document, charge: UsageCharge) -> tuple[str, date] | None:
+    """Return the currency and month whose rate converts a charge; None where it is in the document's currency."""
     if charge.currency is None or charge.currency == document.currency:
-        return Decimal(1)
-    month = min(charge.local_date.replace(day=1), document.posting_period)
-    if (charge.currency, month) not in rates:
-        raise ExportRefused(
-            f"{document.kind} {document.number or 'draft'} of {document.tenant_id} has no line of {charge.currency} in {month:%Y-%m}: "
-            f"run `tallystick rollup`, then again"
-        )
-    return rates[charge.currency, month]
+        return None
+    return charge.currency, min(charge.local_date.replace(day=1), document.posting_period)
+
+
+def _rate_of(document: Document, charge: UsageCharge, rates: _Rates) -> Decimal:
+    place = _place(document, charge)
+    return Decimal(1) if place is None else rates[place]
 
 
 # --- Checks -----------------------------------------------------------------------------------------------------------

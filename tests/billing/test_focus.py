@@ -211,6 +211,16 @@ def test_charges_that_are_not_the_invoices_usage_are_refused() -> None:
         focus_rows(document, charges[1:])
 
 
+def test_usage_of_another_currency_that_came_to_nothing_has_no_rate_and_no_rows() -> None:
+    """A request of December's dollars reversed and sent again for another day: the invoice has no line for it, and so no rate."""
+    document, charges = everything()
+    taken = make_charge(-7_000_000, currency="USD", charge_class="Correction", local_date=date(2025, 12, 10))
+    again = make_charge(7_000_000, currency="USD", local_date=date(2025, 12, 20))
+    assert focus_rows(document, [*charges, taken, again]) == focus_rows(document, charges)
+    with pytest.raises(ExportRefused, match="has no line of USD in 2025-12: run `tallystick rollup`"):
+        focus_rows(document, [*charges, taken])
+
+
 def test_a_voided_invoice_is_no_charge() -> None:
     document = make_document(state="voided")
     with pytest.raises(ExportRefused, match="was voided: it is no charge"):
