@@ -53,6 +53,8 @@ class Month:
     charges: Mapping[str, Decimal] = field(default_factory=dict)
     """What the entries of those lines were charged, by currency, summed past the lines."""
     exchange_rates: ExchangeRates = field(default_factory=ExchangeRates)
+    billed_rates: Mapping[tuple[str, date], ExchangeRate] = field(default_factory=dict)
+    """What earlier invoices converted by, by charged currency and month of service: what corrects them goes by the same."""
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     totals_before: Mapping[str, Decimal] = field(default_factory=dict)
     """Of the live invoices of the month before, by currency."""
@@ -122,9 +124,11 @@ def draft_month(known: Month) -> list[Draft]:
     for line in known.lines:
         rate = None
         if line.currency != fixed:
-            # A rate belongs to the period of the usage: the one in force when that month ended.
+            # A rate belongs to the period of the usage: what it was billed by, or else the one in force when that month ended.
             instant = local_midnight(known.time_zone, month_after(line.service_month)) - 1
-            rate = known.exchange_rates.in_force(line.currency, fixed, instant)
+            rate = known.billed_rates.get((line.currency, line.service_month)) or known.exchange_rates.in_force(
+                line.currency, fixed, instant
+            )
             if rate is None:
                 reason = (
                     f"no rate from {line.currency} to {fixed} was in force at the end of {line.service_month:%Y-%m}"
@@ -330,7 +334,7 @@ def _add_up(
 
 
 def _exchange_notes(usage: Iterable[tuple[UsageLine, ExchangeRate | None]], currency: str) -> tuple[str, ...]:
-    rates = {rate.content_hash: rate for _, rate in usage if rate is not None}
+    rates = {(rate.from_currency, rate.effective_at, rate.rate): rate for _, rate in usage if rate is not None}
     return tuple(
         f"Amounts in {rate.from_currency} at {plain(rate.rate):f} {currency} for 1 {rate.from_currency},"
         f" in force since {from_micros(rate.effective_at):%Y-%m-%d}."

@@ -21,7 +21,7 @@ from ledger.books import load_tenants
 from ledger.closing import open_conflicts
 from ledger.database import Connection
 from ledger.errors import Unknown
-from ledger.exchange import ExchangeRates
+from ledger.exchange import ExchangeRate, ExchangeRates
 from ledger.money import EXACT, amount_text
 from ledger.parties import Tenant
 from ledger.periods import month_after
@@ -251,6 +251,10 @@ async def draft_months(
             grant_names=owned.names,
             uses=await _uses(connection, tenant_id, month, owned, charges),
         )
+        late = {(line.currency, line.service_month) for line in lines if line.service_month < month}
+        if late and known.terms is not None and known.terms.invoice_currency is not None:
+            billed = await _billed_rates(connection, tenant_id, month, known.terms.invoice_currency)
+            known = replace(known, billed_rates=billed)
         drafts = draft_month(known)
         owing = [draft.document.currency for draft in drafts if draft.owes_back]
         if owing:
@@ -494,6 +498,39 @@ async def _issued(connection: Connection, month: date, tenant_ids: Sequence[str]
         if is_live:
             found.live.setdefault(tenant_id, {})[currency] = Live(document_id, number, currency, total, due, digest)
     return found
+
+
+async def _billed_rates(
+    connection: Connection, tenant_id: str, before: date, currency: str
+) -> dict[tuple[str, date], ExchangeRate]:
+    """Return what the first invoice that counts and bills a month's usage of another currency converted it by.
+
+    Of invoices before a month, by charged currency and month of service.
+    """
+    cursor = await connection.execute(
+        """
+        select distinct on (l.charged_currency, l.service_start)
+            l.charged_currency::text, l.service_start, l.exchange_rate, l.exchange_rate_at
+        from billing.documents as d
+        join billing.document_lines as l on l.document_id = d.document_id
+        where
+            d.tenant_id = %s
+            and d.currency = %s
+            and d.kind = 'invoice'
+            and d.posting_period < %s
+            and l.exchange_rate is not null
+            and not exists (select from billing.voids as v where v.document_id = d.document_id)
+        order by l.charged_currency, l.service_start, d.posting_period
+        """,
+        [tenant_id, currency, before],
+    )
+    return {
+        (charged, service_month): ExchangeRate(
+            from_currency=charged, to_currency=currency, rate=rate, effective_at=micros(since), source_address="",
+            checked_on=since.date(),
+        )
+        for charged, service_month, rate, since in await cursor.fetchall()
+    }  # fmt: skip
 
 
 async def creditable_invoices(

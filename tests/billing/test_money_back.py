@@ -116,6 +116,36 @@ async def test_what_nobody_billed_cannot_be_given_back(
     assert owed(priced) == {"USD": Decimal(0)}
 
 
+@pytest.mark.parametrize("restated", ["0.8", "1.25"])
+async def test_what_corrects_converted_usage_goes_by_the_rate_that_it_was_billed_by(
+    priced: Ledger, operator: Connection, writer: Connection, restated: str
+) -> None:
+    """10 USD at 0.9 are 9.00 EUR; the rate is restated, and the request reversed: 9.00 come back. WRONG: 8.00, or 12.50.
+
+    Once January is voided nothing bills it at 0.9, and the restated rate counts.
+    """
+    rate = ExchangeRate(
+        from_currency="USD", to_currency="EUR", rate=Decimal("0.9"), effective_at=parse_rfc3339("2020-01-01T00:00:00Z"),
+        source_address="https://rates.example", checked_on=JANUARY,
+    )  # fmt: skip
+    await save_exchange_rates(operator, [rate], actor="jane")
+    await agree(operator, invoice_currency="EUR")
+    await priced.post(dollars("a", "10"), received_at=LATER)
+    assert (await issued(operator)).total == Decimal("9.00")
+    again = ExchangeRate(
+        from_currency="USD", to_currency="EUR", rate=Decimal(restated), effective_at=rate.effective_at,
+        source_address=rate.source_address, checked_on=JANUARY, replaces=rate.content_hash,
+    )  # fmt: skip
+    await save_exchange_rates(operator, [again], actor="jane")
+    await reverse(writer, "a")
+    await close(operator, FEBRUARY)
+    outcome = await issue(operator, FEBRUARY)
+    assert (outcome.result, owed(priced), exactly_owed(priced)) == ("issued", {"EUR": Decimal("0.00")}, Decimal(0))
+    for number in (outcome.number, "NW-000001"):
+        await void_invoice(operator, "jane", number or "", reason="the rate was restated")
+    assert (await issue(operator)).total == 10 * Decimal(restated)
+
+
 # --- Credit notes for usage ---------------------------------------------------------------------------------------------
 
 
