@@ -203,7 +203,7 @@ async def _taken_by_invoices(connection: Connection, invoice: Document) -> list[
 async def _usage_lines(connection: Connection, of: Creditable, usage: Sequence[UsageLine]) -> list[Line]:
     """Return the lines of what is given back, with the discounts in percent that were given on it."""
     tenant_id = of.invoice.tenant_id
-    category = _category(of)
+    categories = _categories(of, {line.service_month for line in usage})
     back = [
         (
             structs.replace(
@@ -217,8 +217,8 @@ async def _usage_lines(connection: Connection, of: Creditable, usage: Sequence[U
     lines = [
         Line(
             0, "usage", describe(line), line.service_month, month_after(line.service_month), line.feature, line.provider,
-            line.model, line.meter, line.quantity, line.unit_price, line.per, line.amount, _ZERO, category,
-            charged_amount=line.amount, charged_currency=line.currency,
+            line.model, line.meter, line.quantity, line.unit_price, line.per, line.amount, _ZERO,
+            categories[line.service_month], charged_amount=line.amount, charged_currency=line.currency,
         )
         for line in back
     ]  # fmt: skip
@@ -226,7 +226,7 @@ async def _usage_lines(connection: Connection, of: Creditable, usage: Sequence[U
     discounts = item_lines(
         items, [(line, line.amount) for line in back], of.invoice.posting_period, of.invoice.currency
     )
-    return [*lines, *(_discount_line(discount, category) for discount in discounts)]
+    return [*lines, *(_discount_line(discount, categories[discount.start]) for discount in discounts)]
 
 
 def _discount_line(discount: ItemLine, category: str) -> Line:
@@ -236,12 +236,16 @@ def _discount_line(discount: ItemLine, category: str) -> Line:
     )  # fmt: skip
 
 
-def _category(of: Creditable) -> str:
-    """Return the tax category that the invoice's usage stands under."""
-    found = {line.tax_category for line in of.invoice.lines if line.kind == "usage"}
-    if len(found) != 1:
-        raise CreditRefused(f"invoice {of.invoice.number} bills no usage")
-    return found.pop()
+def _categories(of: Creditable, months: Collection[date]) -> dict[date, str]:
+    """Return the tax category that the invoice's usage of each month of service stands under."""
+    billed = {line.service_start: line.tax_category for line in of.invoice.lines if line.kind == "usage"}
+    found = {}
+    for month in months:
+        # What came to nothing has no line.
+        if month not in billed and len(set(billed.values())) != 1:
+            raise CreditRefused(f"invoice {of.invoice.number} bills no usage of {month:%Y-%m}")
+        found[month] = billed.get(month, next(iter(billed.values())))
+    return found
 
 
 # --- Commercial -------------------------------------------------------------------------------------------------------

@@ -84,6 +84,11 @@ class Month:
     def last_day(self) -> date:
         return month_after(self.month) - timedelta(days=1)
 
+    def tax_category(self, month: date) -> str:
+        """Return the category of what was used in a month: that of its own terms, under which it was, or would have been, billed."""
+        terms = in_force(self.customers, month_after(month) - timedelta(days=1)) or self.terms
+        return UNKNOWN_TAX if terms is None else terms.tax_category
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -147,13 +152,12 @@ def _draft(
     problems: Iterable[str] = (),
 ) -> Draft:
     refusals = [*known.refusals, *problems]
-    issuer, customer, terms = known.issuer, known.customer, known.terms
+    issuer, customer = known.issuer, known.customer
     if issuer is None:
         refusals.append(f"entity {known.entity_id} has no issuer data on {known.today}")
     if customer is None:
         refusals.append(f"tenant {known.tenant_id} has no customer data on {known.today}")
-    category = UNKNOWN_TAX if terms is None else terms.tax_category
-    lines = _lines(known, currency, usage, category)
+    lines = _lines(known, currency, usage)
     rates = _tax_rates(known, lines, refusals)
     owed: dict[str, Decimal] = {}
     placed = OwedBack()
@@ -245,9 +249,9 @@ class _Unprinted(NamedTuple):
         return Line(*values)
 
 
-def _lines(
-    known: Month, currency: str, usage: Sequence[tuple[UsageLine, ExchangeRate | None]], category: str
-) -> list[_Unprinted]:
+def _lines(known: Month, currency: str, usage: Sequence[tuple[UsageLine, ExchangeRate | None]]) -> list[_Unprinted]:
+    own = known.tax_category(known.month)
+    categories = {month: known.tax_category(month) for month in {line.service_month for line, _ in usage}}
     converted = [
         (line, line.amount if rate is None else EXACT.multiply(line.amount, rate.rate)) for line, rate in usage
     ]
@@ -262,11 +266,12 @@ def _lines(
             "usage", describe(line), month, month_after(month), line.feature, line.provider, line.model, line.meter,
             line.quantity, price, line.per,
         )  # fmt: skip
-        lines.append(_Unprinted(amount, category, before, (None, line.amount, line.currency, *exchange)))
+        lines.append(_Unprinted(amount, categories[month], before, (None, line.amount, line.currency, *exchange)))
     lines += [
         _agreed_line(
-            item.kind, item.description, item.start, item.end, item.amount, item.tax_category or category, item.item_id,
-            item.feature, item.model,
+            item.kind, item.description, item.start, item.end, item.amount,
+            item.tax_category or (categories[item.start] if item.kind == "discount" else own), item.item_id, item.feature,
+            item.model,
         )
         for item in item_lines(known.items, converted, known.month, currency)
     ]  # fmt: skip

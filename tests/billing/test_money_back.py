@@ -15,7 +15,7 @@ from billing.documents import CreditApplied, Document
 from billing.errors import CreditRefused, VoidRefused
 from billing.issuing import Terms, issue_month
 from billing.rounding import round_money, spread, total
-from billing.store import read_documents
+from billing.store import find_document, read_documents
 from billing.voiding import Voided, void_invoice
 from ledger.database import Connection
 from ledger.exchange import ExchangeRate
@@ -42,6 +42,7 @@ from tests.billing.support import (
     issued,
     owed,
     reverse,
+    tax,
 )
 from tests.support.ledger import Ledger
 
@@ -114,6 +115,46 @@ async def test_what_nobody_billed_cannot_be_given_back(
     await issue(operator, JANUARY)
     assert (await issue(operator, FEBRUARY)).result == "issued"
     assert owed(priced) == {"USD": Decimal(0)}
+
+
+@pytest.mark.parametrize("used", ["10", "0.001"])
+async def test_what_corrects_usage_stands_under_the_tax_category_that_it_was_billed_under(
+    priced: Ledger, operator: Connection, writer: Connection, used: str
+) -> None:
+    """January's 7 were untaxed, February's usage is at 19 %: 7.00 come back by a note on January's. WRONG: 8.33, or waiting for ever."""
+    standard = replace(CUSTOMER, effective_from=FEBRUARY, tax_category="standard")
+    await apply_agreements(operator, "jane", Agreements(tax_rates=[tax("0.19", "standard")], customers=[standard]))
+    await priced.post(
+        dollars("a", "3"), dollars("b", "7"), dollars("c", used, "2026-02-10T00:00:00Z"), received_at=LATER
+    )
+    await issued(operator)
+    await reverse(writer, "b")
+    february = await issued(operator, FEBRUARY)
+    assert february.total == round_money(Decimal(used) * Decimal("1.19"), "USD")
+    assert {(tax.category, tax.base) for tax in february.taxes} == {
+        ("none", Decimal(0)), ("standard", round_money(Decimal(used), "USD")),
+    }  # fmt: skip
+    assert owed(priced) == {"USD": Decimal(3) + february.total}
+    note = await find_document(operator, "NW-C-000001")
+    assert (note.corrects_number, note.total, note.tax_total) == ("NW-000001", Decimal(7), Decimal(0))
+
+
+async def test_a_credit_note_for_usage_stands_under_the_category_of_each_month_of_it(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """February bills January's late 5 untaxed and its own 7 at 19 %: 5.00 and 8.33 are given back."""
+    standard = replace(CUSTOMER, effective_from=FEBRUARY, tax_category="standard")
+    await apply_agreements(operator, "jane", Agreements(tax_rates=[tax("0.19", "standard")], customers=[standard]))
+    await close(operator, JANUARY)
+    await priced.post(dollars("a", "5"), dollars("b", "7", "2026-02-10T00:00:00Z"), received_at=LATER)
+    assert (await issued(operator, FEBRUARY)).total == Decimal("13.33")
+    for name in ("a", "b"):
+        await reverse(writer, name)
+    made = await credit_usage(operator, "jane", "NW-000001", reason="A wrong model")
+    assert isinstance(made, Credited)
+    assert {(tax.category, tax.base, tax.amount) for tax in made.document.taxes} == {
+        ("none", Decimal(5), Decimal(0)), ("standard", Decimal(7), Decimal("1.33")),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("restated", ["0.8", "1.25"])
