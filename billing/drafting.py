@@ -170,7 +170,7 @@ def _draft(
         for name, rest in placed.unplaced.items():
             refusals.append(
                 f"{plain(rest):f} {currency} ({name}) is owed back beyond what live invoices billed:"
-                " issue the earlier months first"
+                " issue the earlier months first, or give it back with `credit-note usage`"
             )
         lines += [
             _agreed_line(

@@ -110,7 +110,8 @@ async def test_what_nobody_billed_cannot_be_given_back(
     outcome = await issue(operator, FEBRUARY)
     assert outcome.result == "parked"
     assert outcome.reasons == (
-        "7 USD (none) is owed back beyond what live invoices billed: issue the earlier months first",
+        "7 USD (none) is owed back beyond what live invoices billed: issue the earlier months first, or give it back"
+        " with `credit-note usage`",
     )
     await issue(operator, JANUARY)
     assert (await issue(operator, FEBRUARY)).result == "issued"
