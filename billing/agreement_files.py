@@ -4,7 +4,7 @@ How a file looks stands in agreements.md, which a test reads. What is left out o
 text, so that an amount is the digits that stand there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date, timedelta
 from decimal import Decimal
@@ -330,8 +330,8 @@ async def apply_agreements(
     """Bring what is agreed to what a file says, all or none; applying it again changes nothing.
 
     Raises Unknown for an entity or a tenant that is not there, and AgreementRefused where an item, or the tax category or
-    currency of a customer, would change what an invoice that counts has billed, or where an item is in another currency than
-    the tenant's invoices.
+    currency of a customer, would change what an invoice that counts has billed, where an item is in another currency than
+    the tenant's invoices, or where an issuer's prefix was that of the other kind of document.
     """
     async with connection.transaction(force_rollback=dry_run):
         tenants = {each.tenant_id for each in wanted.items} | {each.tenant_id for each in wanted.customers}
@@ -356,6 +356,7 @@ async def apply_agreements(
             outcome: Literal["added", "changed"] = "added" if before is None else "changed"
             changes.append(Change(name, outcome, asdict(wish), None if before is None else asdict(before)))
         await _check_currencies(connection, sorted(tenants))
+        await _check_prefixes(connection, {each.entity_id for each in wanted.issuers})
         moved = [change.name for change in changes if change.outcome != "unchanged"]
         if moved:
             await record_act(connection, actor, "billing.apply", {"changed": moved}, reason)
@@ -373,6 +374,27 @@ async def _check_parties(connection: Connection, wanted: Agreements) -> None:
         missing = names - {row[0] for row in await cursor.fetchall()}
         if missing:
             raise Unknown(what, min(missing))
+
+
+async def _check_prefixes(connection: Connection, entity_ids: Collection[str]) -> None:
+    """Refuse a prefix of an entity's invoices and of its credit notes: both are counted from 1, and a number names one document."""
+    standing = {(each.entity_id, each.effective_from): each for each in await read_issuers(connection)}
+    used = {
+        *((each.entity_id, "invoice", each.invoice_prefix) for each in standing.values()),
+        *((each.entity_id, "credit_note", each.credit_note_prefix) for each in standing.values()),
+    }
+    cursor = await connection.execute(
+        "select distinct entity_id, kind, left(number, -greatest(6, length(number_value::text))) from billing.documents"
+        " where entity_id = any(%s)",
+        [sorted(entity_ids)],
+    )
+    used.update(await cursor.fetchall())
+    for entity_id, kind, prefix in sorted(used):
+        if kind == "invoice" and entity_id in entity_ids and (entity_id, "credit_note", prefix) in used:
+            raise AgreementRefused(
+                f"issuer {entity_id}: prefix {prefix!r} is that of invoices and of credit notes, now or on another day:"
+                " a number must say what it is"
+            )
 
 
 async def _check_billed(connection: Connection, wish: Item, before: Item | None) -> None:

@@ -345,6 +345,19 @@ async def test_an_item_changes_nothing_that_is_invoiced(priced: Ledger, operator
         await apply_agreements(operator, "jane", Agreements(items=[replace(fee("x"), tenant_id="nobody")]))
 
 
+async def test_a_prefix_stays_that_of_its_kind_of_document(priced: Ledger, operator: Connection) -> None:
+    """NW-000001 is an invoice: no later day makes a credit note of that number, which no database would take twice."""
+    await agree(operator, items=[fee()])
+    await issued(operator)
+    swapped = replace(ISSUER, effective_from=FEBRUARY, invoice_prefix="INV-", credit_note_prefix="NW-")
+    renamed = replace(ISSUER, invoice_prefix="INV-")
+    for wish in ([swapped], [renamed, swapped]):
+        with pytest.raises(AgreementRefused, match="prefix 'NW-' is that of invoices and of credit notes"):
+            await apply_agreements(operator, "jane", Agreements(issuers=wish))
+    other = replace(swapped, credit_note_prefix="NW-C-")
+    assert [each.outcome for each in await apply_agreements(operator, "jane", Agreements(issuers=[other]))] == ["added"]
+
+
 # --- What changes backwards in time -------------------------------------------------------------------------------------
 
 
