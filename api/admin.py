@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.bodies import Decoded, check_json, decode, read_body
+from api.bodies import Decoded, check_json, check_values, decode, read_body
 from api.services import services_of
 from ledger.api_keys import ApiKey, Scope
 from ledger.database import Connection
@@ -40,7 +40,9 @@ async def body_of(request: Request, decoder: "msgspec.json.Decoder[Decoded]") ->
     """
     headers = request.headers
     check_json(headers.get("content-type", ""), headers.get("content-encoding"))
-    return decode(decoder, await read_body(request, services_of(request).config.admin_bytes_max))
+    asked = decode(decoder, await read_body(request, services_of(request).config.admin_bytes_max))
+    check_values(asked)
+    return asked
 
 
 async def act(request: Request, work: Callable[[Connection], Awaitable[Found]]) -> Found:

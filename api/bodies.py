@@ -1,16 +1,22 @@
 """Bodies of requests: read within a limit, and decoded into the type that the document states."""
 
 import re
-from typing import Final, TypeVar
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from api.errors import BodyTooLarge, EmptyBody, InvalidRequest, MalformedBody, UnsupportedMediaType
+from ledger.times import YEARS, is_within_years, micros
 from quotas.errors import AskRefused
 
 Decoded = TypeVar("Decoded")
+
+WITHIN_YEARS: Final = f"must be between the years {YEARS.start} and {YEARS.stop}"
+ZERO_BYTE: Final = "must not hold a zero byte"
 
 _PLACE: Final = re.compile(r"^(?P<rule>.*?)(?: - at `\$\.?(?P<name>[^`]*)`)?$", re.DOTALL)
 
@@ -78,6 +84,38 @@ def decode(decoder: "msgspec.json.Decoder[Decoded]", body: bytes) -> Decoded:
         raise InvalidRequest(found["name"] or "body", _said(found["rule"])) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedBody(f"{str(error)[:200]}") from None
+
+
+def check_values(body: Any) -> None:
+    """Refuse what a decoded body may not hold wherever it stands: a text that no column takes, a day or an instant of no year of ours.
+
+    Errors: `InvalidRequest` with the place of the first.
+    """
+    for place, value in _values(body):
+        if isinstance(value, str) and "\0" in value:
+            raise InvalidRequest(place, ZERO_BYTE)
+        if isinstance(value, date) and not _is_within_years(value):
+            raise InvalidRequest(place, WITHIN_YEARS)
+
+
+def _is_within_years(value: date) -> bool:
+    return is_within_years(micros(value)) if isinstance(value, datetime) else value.year in YEARS
+
+
+def _values(body: Any) -> Iterator[tuple[str, Any]]:
+    waiting = [("", body)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, msgspec.Struct):
+            inner = [(f"{place}.{name}" if place else name, getattr(value, name)) for name in value.__struct_fields__]
+        elif isinstance(value, Mapping):
+            inner = [each for name in value for each in ((place, name), (f"{place}.{name}", value[name]))]
+        elif isinstance(value, list | tuple):
+            inner = [(f"{place}[{index}]", each) for index, each in enumerate(value)]
+        else:
+            yield place, value
+            continue
+        waiting.extend(reversed(inner))
 
 
 def _said(rule: str) -> str:

@@ -278,7 +278,8 @@ async def patch_budget(request: Request) -> Response:
     changes = Changes(terms=_terms(asked))
 
     async def work(connection: Connection) -> BudgetSetReply:
-        budget_id = request.path_params["budget_id"]
+        if "\0" in (budget_id := request.path_params["budget_id"]):
+            raise Unknown("budget", budget_id)
         done = await budgets.change_budget(connection, key.actor, budget_id, changes, reason=asked.reason)
         return await _reply(connection, done)
 

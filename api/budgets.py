@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.bodies import WITHIN_YEARS
 from api.documents import Room
 from api.encoded import with_tag
 from api.errors import InvalidRequest, TenantNotFound
@@ -27,12 +28,11 @@ from api.schemas import (
 from api.services import Services, services_of
 from ledger.api_keys import ApiKey
 from ledger.database import Connection
-from ledger.times import from_micros, parse_rfc3339
+from ledger.times import from_micros, is_within_years, parse_rfc3339
 from quotas.remaining import Lag, Snapshot, TenantBudgets, remaining, tenant_ids_after
 
 router = APIRouter()
 
-_YEARS: Final = (parse_rfc3339("2000-01-01T00:00:00Z"), parse_rfc3339("2200-01-01T00:00:00Z"))
 _HEADERS: Final = ((b"cache-control", b"private, no-cache"), (b"vary", b"authorization"))
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -134,8 +134,8 @@ def _instant(text: str | None) -> int | None:
         at = parse_rfc3339(text.replace(" ", "+") if text[-6:-5] == " " else text)
     except (ValueError, OverflowError):
         raise InvalidRequest("at", "must be an RFC 3339 time with an offset") from None
-    if not _YEARS[0] <= at < _YEARS[1]:
-        raise InvalidRequest("at", "must be between the years 2000 and 2200")
+    if not is_within_years(at):
+        raise InvalidRequest("at", WITHIN_YEARS)
     return at
 
 

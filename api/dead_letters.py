@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admin import act, answered, body_of, require
+from api.bodies import WITHIN_YEARS
 from api.documents import Room, operation, path_parameter, query_parameter
 from api.errors import DatabaseAway, InvalidRequest, NoAdministration, where
 from api.pages import limit_of
@@ -31,7 +32,7 @@ from ledger.dead_letters import (
     read_dead_letters,
 )
 from ledger.errors import ActRefused
-from ledger.times import from_micros, parse_rfc3339
+from ledger.times import from_micros, is_within_years, parse_rfc3339
 
 router = APIRouter()
 
@@ -475,9 +476,12 @@ def _at(name: str, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        return from_micros(parse_rfc3339(text))
+        at = parse_rfc3339(text)
     except ValueError:
         raise InvalidRequest(name, "must be an RFC 3339 time such as 2026-12-31T00:00:00Z") from None
+    if not is_within_years(at):
+        raise InvalidRequest(name, WITHIN_YEARS)
+    return from_micros(at)
 
 
 ROOM: Final = Room(

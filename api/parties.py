@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admin import act, answered, body_of, require
+from api.bodies import WITHIN_YEARS
 from api.documents import Room, operation, path_parameter, query_parameter
 from api.errors import InvalidRequest
 from api.pages import limit_of
@@ -27,7 +28,7 @@ from ledger.registry import (
     TenantRecord,
     TenantVersionRecord,
 )
-from ledger.times import micros
+from ledger.times import YEARS, micros
 
 router = APIRouter()
 
@@ -48,9 +49,12 @@ Reason = Annotated[str, Meta(min_length=1, description="Why, for the record.")]
 def month_of_text(name: str, text: str) -> date:
     """Return the first day of a month such as 2026-12. Errors: `InvalidRequest`."""
     try:
-        return date.fromisoformat(f"{text}-01")
+        first = date.fromisoformat(f"{text}-01")
     except ValueError:
         raise InvalidRequest(name, "must be a month such as 2026-12") from None
+    if first.year not in YEARS:
+        raise InvalidRequest(name, WITHIN_YEARS)
+    return first
 
 
 def _now() -> int:

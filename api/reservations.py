@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import force_setattr, replace
 
 from api.away import AwayDecision
-from api.bodies import decode
+from api.bodies import ZERO_BYTE, decode
 from api.encoded import Admissions
 from api.errors import (
     BudgetExhausted,
@@ -318,7 +318,7 @@ def tenant_of(key: ApiKey, named: str | None, field: str) -> str:
 def _check_zero_bytes(body: bytes, asks: Sequence[Ask]) -> None:
     # Postgres stores none, and one of them would be the fault of a whole array. Few bodies come so far.
     if b"\\u0000" in body and any("\0" in text for ask in asks for text in _texts(ask)):
-        raise InvalidRequest("body", "must not hold a zero byte")
+        raise InvalidRequest("body", ZERO_BYTE)
 
 
 def _texts(ask: Ask) -> list[str]:

@@ -11,11 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admin import answered, require
+from api.bodies import WITHIN_YEARS
 from api.documents import Room, operation, path_parameter, query_parameter
 from api.errors import InvalidRequest, TenantNotFound
 from api.pages import limit_of
 from api.services import services_of
 from ledger.database import Connection
+from ledger.times import YEARS
 from ledger.usage import BEFORE_ALL, Place, Usage, usage_of
 
 router = APIRouter()
@@ -154,8 +156,8 @@ def _day(name: str, text: str | None) -> date | None:
         day = date.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(name, "must be a date such as 2026-12-31") from None
-    if not 2000 <= day.year < 2200:
-        raise InvalidRequest(name, "must be between the years 2000 and 2200")
+    if day.year not in YEARS:
+        raise InvalidRequest(name, WITHIN_YEARS)
     return day
 
 

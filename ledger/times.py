@@ -10,6 +10,9 @@ from zoneinfo import ZoneInfo
 # The pinned copy, not that of the machine: all parts take the same day for the same instant.
 zoneinfo.reset_tzpath(())
 
+YEARS: Final = range(2000, 2200)
+"""Of days and instants that somebody names: others are mistyped, and near an end of the calendar no zone can be reckoned with."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SECOND: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d", re.ASCII)
@@ -23,6 +26,15 @@ _QUARTER_HOUR: Final = 15 * 60 * 1_000_000
 def micros(at: datetime) -> int:
     """Return an aware datetime as microseconds since 1970 UTC, exactly."""
     return (at - _EPOCH) // _MICROSECOND
+
+
+_FIRST: Final = micros(datetime(YEARS.start, 1, 1, tzinfo=UTC))
+_END: Final = micros(datetime(YEARS.stop, 1, 1, tzinfo=UTC))
+
+
+def is_within_years(instant: int) -> bool:
+    """Return whether an instant is in `YEARS`, in UTC."""
+    return _FIRST <= instant < _END
 
 
 def from_micros(instant: int) -> datetime:

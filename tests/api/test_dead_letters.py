@@ -72,6 +72,7 @@ async def test_letters_are_found_shown_and_released(world: Ledger) -> None:
     [
         ("/v1/dead-letters?state=lost", None, 422, "invalid-request"),
         ("/v1/dead-letters?since=yesterday", None, 422, "invalid-request"),
+        ("/v1/dead-letters?since=0001-01-01T00:00:00%2B14:00", None, 422, "invalid-request"),
         ("/v1/dead-letters?before=x", None, 422, "invalid-request"),
         ("/v1/dead-letters?text=%00", None, 422, "invalid-request"),
         ("/v1/dead-letters/9999", None, 404, "unknown-name"),

@@ -134,6 +134,9 @@ async def test_what_is_parked_is_listed(closed: Ledger) -> None:
         ("credit-notes:commercial",
          {"invoice": "NW-9", "reason": "x", "lines": [{"line_no": 1}, {"line_no": 1}]}, 422, "invalid-request"),
         ("credit-notes:usage", {"invoice": "NW-9", "reason": "x"}, 404, "unknown-name"),
+        ("invoices:issue", {"tenant_id": "t-alpha", "month": "0001-01"}, 422, "invalid-request"),
+        ("invoices:issue", {"tenant_id": "t-\0", "month": "2026-01"}, 422, "invalid-request"),
+        ("invoices:void", {"invoice": "NW-\0", "reason": "x"}, 422, "invalid-request"),
     ],
 )  # fmt: skip
 async def test_each_refusal_is_a_problem(
