@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tallystick.commands.common import (
+    ROWS_MAX,
     ActorOption,
     Format,
     FormatOption,
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
 @approvals.command("list")
 def list_approvals(
     all: Annotated[bool, typer.Option("--all", help="Also those that were refused, used or have expired.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many, the newest first.")] = 50,
     format: FormatOption = Format.table,
 ) -> None:
     """List what waits for a second person, or has a yes and was not done yet; the newest first."""

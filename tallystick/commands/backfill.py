@@ -10,6 +10,8 @@ import typer
 
 from tallystick.commands.bars import bar
 from tallystick.commands.common import (
+    INTEGER_MAX,
+    ROWS_MAX,
     ActorOption,
     Format,
     FormatOption,
@@ -57,7 +59,10 @@ def create(
     rank: Annotated[
         int,
         typer.Option(
-            "--rank", help="Between two reports of a request the higher rank counts: `sources list` has the others'."
+            "--rank",
+            min=-INTEGER_MAX,
+            max=INTEGER_MAX,
+            help="Between two reports of a request the higher rank counts: `sources list` has the others'.",
         ),
     ],
     reason: NeededReason,
@@ -309,7 +314,7 @@ def list_loads(format: FormatOption = Format.table) -> None:
 @backfill.command("show")
 def show_load(
     load: LoadArgument,
-    rows: Annotated[int, typer.Option("--rows", min=0, help="How many refused rows to name.")] = 20,
+    rows: Annotated[int, typer.Option("--rows", min=0, max=ROWS_MAX, help="How many refused rows to name.")] = 20,
     format: FormatOption = Format.table,
 ) -> None:
     """Show a load: its files, how far it is, what its preview said, and which rows are refused."""

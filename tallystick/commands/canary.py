@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tallystick.commands.common import (
+    ROWS_MAX,
     ActorOption,
     CommandError,
     Format,
@@ -82,7 +83,7 @@ def beat(format: FormatOption = Format.table) -> None:
 
 @canary.command("list")
 def list_beats(
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many, the newest first.")] = 20,
     format: FormatOption = Format.table,
 ) -> None:
     """List what the canary sent, the newest first."""

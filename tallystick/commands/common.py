@@ -31,6 +31,13 @@ Result = TypeVar("Result")
 _COLUMNS_WITHOUT_TERMINAL: Final = 200
 _CONNECT_SECONDS: Final = 10
 
+ROWS_MAX: Final = 1_000_000
+MINUTES_MAX: Final = 5_256_000
+"""Ten years."""
+INTEGER_MAX: Final = 2**31 - 1
+BIGINT_MAX: Final = 2**63 - 1
+"""What these columns of the database hold."""
+
 WAITS: Final = 3
 """The code of a command after which nothing has failed, and a person is to act or to look."""
 
@@ -185,9 +192,10 @@ def with_connections(work: Callable[..., Awaitable[Result]], *roles: str) -> Res
 def day(text: str) -> date:
     """Read a date such as 2026-12-31."""
     try:
-        return date.fromisoformat(text)
+        found = date.fromisoformat(text)
     except ValueError:
         raise CommandError(f"{text!r} is not a date such as 2026-12-31") from None
+    return _within_years(text, found)
 
 
 def whose_month(
@@ -211,24 +219,42 @@ def whose_month(
 def month(text: str) -> date:
     """Read a month such as 2026-12 as its first day."""
     try:
-        return date.fromisoformat(f"{text}-01")
+        first = date.fromisoformat(f"{text}-01")
     except ValueError:
         raise CommandError(f"{text!r} is not a month such as 2026-12") from None
+    return _within_years(text, first)
+
+
+def _within_years(text: str, found: date) -> date:
+    from ledger.times import YEARS
+
+    if found.year not in YEARS:
+        raise _of_no_year(text)
+    return found
+
+
+def _of_no_year(text: str) -> CommandError:
+    from ledger.times import YEARS
+
+    return CommandError(f"{text!r} is not between the years {YEARS.start} and {YEARS.stop}")
 
 
 def instant(text: str, zone: str) -> int:
     """Read an RFC 3339 time, or a date as its local midnight in a zone; in UTC microseconds."""
     from ledger.registry import start_of
-    from ledger.times import parse_rfc3339
+    from ledger.times import is_within_years, parse_rfc3339
 
     if len(text) == len("2026-12-31"):
         return start_of(day(text), zone)
     try:
-        return parse_rfc3339(text)
+        found = parse_rfc3339(text)
     except ValueError:
         raise CommandError(
             f"{text!r} is neither a date such as 2026-12-31 nor a time such as 2026-12-31T00:00:00Z"
         ) from None
+    if not is_within_years(found):
+        raise _of_no_year(text)
+    return found
 
 
 def moment(text: str | None) -> datetime | None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tallystick.commands.common import (
+    BIGINT_MAX,
+    ROWS_MAX,
     ActorOption,
     CommandError,
     CommitOption,
@@ -111,10 +113,12 @@ def adjust(
 @corrections.command("accept")
 def accept(
     entry: Annotated[
-        int | None, typer.Option("--entry", help="A report that was kept: a proposal, or any evidence row.")
+        int | None,
+        typer.Option("--entry", max=BIGINT_MAX, help="A report that was kept: a proposal, or any evidence row."),
     ] = None,
     letter: Annotated[
-        int | None, typer.Option("--letter", help="A dead letter of a conflict, whose content is to count.")
+        int | None,
+        typer.Option("--letter", max=BIGINT_MAX, help="A dead letter of a conflict, whose content is to count."),
     ] = None,
     commit: CommitOption = False,
     reason: ReasonOption = None,
@@ -138,7 +142,9 @@ def accept(
 
 @corrections.command("refuse")
 def refuse(
-    entry: Annotated[int, typer.Argument(metavar="ENTRY", help="The proposal, as `corrections proposals` lists it.")],
+    entry: Annotated[
+        int, typer.Argument(metavar="ENTRY", max=BIGINT_MAX, help="The proposal, as `corrections proposals` lists it.")
+    ],
     reason: NeededReason,
     actor: ActorOption = None,
 ) -> None:
@@ -161,7 +167,7 @@ def refuse(
 def list_corrections(
     tenant: OfTenantOption = None,
     request: Annotated[str | None, typer.Option("--request", help="Of this request only.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many, the newest first.")] = 50,
     format: FormatOption = Format.table,
 ) -> None:
     """List corrections that were made, the newest first."""
@@ -192,7 +198,7 @@ def list_proposals(
     since: Annotated[
         str | None, typer.Option("--since", help="Recorded from this day (UTC) or RFC 3339 time on; left out, all.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many, the newest first.")] = 50,
     format: FormatOption = Format.table,
 ) -> None:
     """List voids and lower counts of final reports that wait for a person."""

@@ -16,6 +16,7 @@ import typer
 
 from tallystick.commands.bars import bar
 from tallystick.commands.common import (
+    BIGINT_MAX,
     ActorOption,
     CommandError,
     Format,
@@ -59,7 +60,7 @@ class State(StrEnum):
     all = "all"
 
 
-Ids = Annotated[list[int], typer.Argument(metavar="ID...", help="As listed.")]
+Ids = Annotated[list[int], typer.Argument(metavar="ID...", max=BIGINT_MAX, help="As listed.")]
 StateOption = Annotated[State, typer.Option("--state", help="open: nobody is done with it yet.")]
 WhereReason = Annotated[str | None, typer.Option("--code", help="Of this reason code, such as unknown_tenant.")]
 WhereOrigin = Annotated[str | None, typer.Option("--origin", help="Brought by this topic or key.")]
@@ -115,7 +116,7 @@ def list_dead_letters(
     text: WhereText = None,
     state: StateOption = State.open,
     before: Annotated[
-        int | None, typer.Option("--before", metavar="ID", help="The next page: those before this one.")
+        int | None, typer.Option("--before", metavar="ID", max=BIGINT_MAX, help="The next page: those before this one.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How many, the newest first.")] = 50,
     format: Annotated[TableFormat, typer.Option("--format", help="table for people, csv or json for programs.")] = (
@@ -165,7 +166,7 @@ def list_dead_letters(
 
 @dead_letters.command("show")
 def show_dead_letter(
-    letter: Annotated[int, typer.Argument(metavar="ID", help="As listed.")],
+    letter: Annotated[int, typer.Argument(metavar="ID", max=BIGINT_MAX, help="As listed.")],
     raw: Annotated[bool, typer.Option("--raw", help="Write the bytes as received and nothing else.")] = False,
     format: FormatOption = Format.table,
 ) -> None:
@@ -317,7 +318,7 @@ def assign(
 
 @dead_letters.command("note")
 def write_note(
-    letter: Annotated[int, typer.Argument(metavar="ID", help="As listed.")],
+    letter: Annotated[int, typer.Argument(metavar="ID", max=BIGINT_MAX, help="As listed.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What was found out.")],
     actor: ActorOption = None,
 ) -> None:
@@ -342,7 +343,7 @@ def resolve(letter_ids: Ids, reason: NeededReason, actor: ActorOption = None) ->
 
 @dead_letters.command("replay")
 def replay_letters(
-    letter_ids: Annotated[list[int] | None, typer.Argument(metavar="ID...", help="As listed.")] = None,
+    letter_ids: Annotated[list[int] | None, typer.Argument(metavar="ID...", max=BIGINT_MAX, help="As listed.")] = None,
     where: Annotated[
         bool, typer.Option("--where", help="All open ones that the options below choose, instead of ids.")
     ] = False,

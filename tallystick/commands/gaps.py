@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tallystick.commands.common import (
+    BIGINT_MAX,
+    MINUTES_MAX,
+    ROWS_MAX,
     ActorOption,
     Format,
     FormatOption,
@@ -40,9 +43,10 @@ def list_gaps(
         str | None, typer.Option("--since", help="Noted at or after: a date in UTC, or an RFC 3339 time.")
     ] = None,
     grace: Annotated[
-        float, typer.Option("--grace", min=0, help="Minutes in which what is missing may still be late.")
+        float,
+        typer.Option("--grace", min=0, max=MINUTES_MAX, help="Minutes in which what is missing may still be late."),
     ] = 15.0,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 1000,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many.")] = 1000,
     format: FormatOption = Format.table,
 ) -> None:
     """List what is missing by sender: open (may be late), lost, set aside (a dead letter holds it), or accepted."""
@@ -84,8 +88,8 @@ def list_gaps(
 def accept_gaps(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The sender.")],
     reason: NeededReason,
-    low: Annotated[int | None, typer.Option("--from", help="Gaps that begin here or later.")] = None,
-    high: Annotated[int | None, typer.Option("--to", help="Gaps that end here or earlier.")] = None,
+    low: Annotated[int | None, typer.Option("--from", max=BIGINT_MAX, help="Gaps that begin here or later.")] = None,
+    high: Annotated[int | None, typer.Option("--to", max=BIGINT_MAX, help="Gaps that end here or earlier.")] = None,
     actor: ActorOption = None,
 ) -> None:
     """Say of gaps that what is missing is known to be lost."""

@@ -14,6 +14,7 @@ import typer
 
 from tallystick.commands.bars import bar
 from tallystick.commands.common import (
+    ROWS_MAX,
     WAITS,
     ActorOption,
     CommandError,
@@ -337,7 +338,7 @@ def list_invoices(
     tenant: OfTenantOption = None,
     of_month: OfMonthOption = None,
     kind: Annotated[str | None, typer.Option("--kind", help="invoice or credit_note; left out, both.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="How many; left out, all.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many; left out, all.")] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """List issued invoices and credit notes; voided ones are in it and say so."""

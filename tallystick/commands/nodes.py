@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tallystick.commands.common import (
+    INTEGER_MAX,
     ActorOption,
     Format,
     FormatOption,
@@ -35,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 @nodes.command("list")
 def list_nodes(
-    days: Annotated[int, typer.Option("--days", min=1, help="Nodes that reported in the last so many days.")] = 7,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=36_500, help="Nodes that reported in the last so many days.")
+    ] = 7,
     format: FormatOption = Format.table,
 ) -> None:
     """List nodes by their newest window; one without a price an hour has no rate in force: its hours have no cost."""
@@ -63,7 +66,9 @@ def list_nodes(
 @rates.command("add")
 def add_rate(
     gpu_model: Annotated[str, typer.Argument(metavar="GPU_MODEL", help="As windows name it, such as H100.")],
-    gpu_count: Annotated[int, typer.Argument(metavar="GPU_COUNT", help="GPUs of one node, such as 8.")],
+    gpu_count: Annotated[
+        int, typer.Argument(metavar="GPU_COUNT", max=INTEGER_MAX, help="GPUs of one node, such as 8.")
+    ],
     hourly_price: Annotated[str, typer.Argument(metavar="PRICE", help="Of the whole node for an hour, power in it.")],
     currency: Annotated[str, typer.Argument(metavar="CURRENCY", help="Such as USD.")],
     effective_from: Annotated[

@@ -8,6 +8,8 @@ from zoneinfo import ZoneInfo
 import typer
 
 from tallystick.commands.common import (
+    BIGINT_MAX,
+    INTEGER_MAX,
     ActorOption,
     CommandError,
     Format,
@@ -353,7 +355,12 @@ def add_source(
         str, typer.Argument(metavar="SOURCE", help="Exactly what its events say, such as gateway://eu-1.")
     ],
     kind: Annotated[str, typer.Option("--kind", help="gateway, node, load or commands.")],
-    rank: Annotated[int, typer.Option("--rank", help="Of two reports of a request the higher rank counts.")],
+    rank: Annotated[
+        int,
+        typer.Option(
+            "--rank", min=-INTEGER_MAX, max=INTEGER_MAX, help="Of two reports of a request the higher rank counts."
+        ),
+    ],
     tenant: Annotated[
         list[str] | None, typer.Option("--tenant", help="A tenant that it may speak for; may be repeated.")
     ] = None,
@@ -434,7 +441,15 @@ def show_source(source: Annotated[str, typer.Argument(metavar="SOURCE")], format
 @sources.command("rank")
 def rank_source(
     source: Annotated[str, typer.Argument(metavar="SOURCE")],
-    rank: Annotated[int, typer.Argument(metavar="RANK", help="Of two reports of a request the higher rank counts.")],
+    rank: Annotated[
+        int,
+        typer.Argument(
+            metavar="RANK",
+            min=-INTEGER_MAX,
+            max=INTEGER_MAX,
+            help="Of two reports of a request the higher rank counts.",
+        ),
+    ],
     reason: NeededReason,
     actor: ActorOption = None,
 ) -> None:
@@ -572,10 +587,10 @@ def add_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The canonical id.")],
     alias: Annotated[list[str] | None, typer.Option("--alias", help="Another exact name; may be repeated.")] = None,
     input_max: Annotated[
-        int | None, typer.Option("--input-max", help="Input tokens above this are impossible.")
+        int | None, typer.Option("--input-max", max=BIGINT_MAX, help="Input tokens above this are impossible.")
     ] = None,
     output_max: Annotated[
-        int | None, typer.Option("--output-max", help="Output tokens above this are impossible.")
+        int | None, typer.Option("--output-max", max=BIGINT_MAX, help="Output tokens above this are impossible.")
     ] = None,
     no_input_max: Annotated[bool, typer.Option("--no-input-max", help="It has no limit of input any more.")] = False,
     no_output_max: Annotated[bool, typer.Option("--no-output-max", help="It has no limit of output any more.")] = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tallystick.commands.common import (
+    ROWS_MAX,
     CommandError,
     Format,
     FormatOption,
@@ -296,7 +297,7 @@ KindOption = Annotated[
 @proofs.command("list")
 def list_proofs(
     kind: KindOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many, the newest first.")] = 20,
     format: FormatOption = Format.table,
 ) -> None:
     """List proofs with what they found, the newest first."""

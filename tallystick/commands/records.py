@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from tallystick.commands.common import (
+    BIGINT_MAX,
+    ROWS_MAX,
     ActorOption,
     Format,
     FormatOption,
@@ -33,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def list_acts(
     act: Annotated[str | None, typer.Option("--act", help="Of this name, or of names that begin with it.")] = None,
     by: Annotated[str | None, typer.Option("--by", help="Of this actor.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many, the newest first.")] = 50,
     format: FormatOption = Format.table,
 ) -> None:
     """List acts, the newest first."""
@@ -67,7 +69,7 @@ def list_feeds(format: FormatOption = Format.table) -> None:
 @feeds.command("start-here")
 def start_here(
     feed: Annotated[str, typer.Argument(metavar="FEED", help="The feed's name, as listed.")],
-    position: Annotated[int, typer.Argument(metavar="POSITION", min=0, help="What is read next.")],
+    position: Annotated[int, typer.Argument(metavar="POSITION", min=0, max=BIGINT_MAX, help="What is read next.")],
     reason: NeededReason,
     actor: ActorOption = None,
 ) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tallystick.commands.common import (
+    MINUTES_MAX,
+    ROWS_MAX,
     ActorOption,
     Format,
     FormatOption,
@@ -47,9 +49,12 @@ def list_reservations(
         typer.Option("--state", help="held, awaiting_entry, settled, voided or expired; left out, the first two."),
     ] = None,
     minutes: Annotated[
-        float, typer.Option("--older-than", min=0, help="Minutes since the call ended, or else since it was admitted.")
+        float,
+        typer.Option(
+            "--older-than", min=0, max=MINUTES_MAX, help="Minutes since the call ended, or else since it was admitted."
+        ),
     ] = 0.0,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many, the oldest first.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many, the oldest first.")] = 50,
     format: FormatOption = Format.table,
 ) -> None:
     """List what is held, the oldest first: what awaits its usage for more than a day is lost, or was reported elsewhere."""

@@ -46,7 +46,9 @@ def sql(
     rows: Annotated[
         int, typer.Option("--rows", min=1, help="How many rows a table shows; csv and json give all.")
     ] = 1000,
-    seconds: Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds that a statement may take.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option("--timeout", min=0.001, max=604_800, help="Seconds that a statement may take.")
+    ] = 60.0,
     query: Annotated[
         str | None, typer.Option("--query", metavar="NAME", help="Ask a question of the cookbook.")
     ] = None,

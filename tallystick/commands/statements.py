@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tallystick.commands.common import (
+    ROWS_MAX,
     Format,
     FormatOption,
     OfTenantOption,
@@ -25,7 +26,7 @@ _DAYS = 30
 SinceOption = Annotated[
     str | None, typer.Option("--since", help=f"From this day (UTC) or RFC 3339 time on; left out, {_DAYS} days back.")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="How many, the newest first.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=ROWS_MAX, help="How many, the newest first.")]
 
 
 def register(app: typer.Typer) -> None:
