@@ -152,8 +152,17 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def with_connection(work: Callable[[Connection], Awaitable[Result]], *, role: str = OPERATOR, **options: Any) -> Result:
-    """Run work on a connection as a role; with no address set, against the embedded server, started if nobody runs it."""
+def with_connection(
+    work: Callable[[Connection], Awaitable[Result]],
+    *,
+    role: str = OPERATOR,
+    of_tenant: str | None = None,
+    **options: Any,
+) -> Result:
+    """Run work on a connection as a role; with no address set, against the embedded server, started if nobody runs it.
+
+    A tenant that the work is about is refused where it is not there.
+    """
     import asyncio
 
     from ledger.database import connect
@@ -161,6 +170,8 @@ def with_connection(work: Callable[[Connection], Awaitable[Result]], *, role: st
 
     async def connected(url: str) -> Result:
         async with await connect(url, connect_timeout=_CONNECT_SECONDS, **options) as connection:
+            if of_tenant is not None:
+                await need_tenant(connection, of_tenant)
             return await work(connection)
 
     with addresses(settings()) as found:

@@ -176,7 +176,8 @@ def list_corrections(
     found = with_connection(
         lambda connection: ledger_corrections.list_corrections(
             connection, tenant_id=tenant, request_id=request, limit=limit
-        )
+        ),
+        of_tenant=tenant,
     )
     columns = {
         "no": lambda each: each.correction_no,
@@ -206,7 +207,8 @@ def list_proposals(
 
     moment = None if since is None else instant(since, "UTC")
     found = with_connection(
-        lambda connection: ledger_corrections.list_proposals(connection, tenant_id=tenant, since=moment, limit=limit)
+        lambda connection: ledger_corrections.list_proposals(connection, tenant_id=tenant, since=moment, limit=limit),
+        of_tenant=tenant,
     )
     columns = {
         "entry": lambda each: each.entry_id,

@@ -85,7 +85,9 @@ def list_keys(
     """List keys, never their secrets."""
     from ledger import api_keys
 
-    found = with_connection(lambda connection: api_keys.list_keys(connection, tenant_id=tenant, source=source))
+    found = with_connection(
+        lambda connection: api_keys.list_keys(connection, tenant_id=tenant, source=source), of_tenant=tenant
+    )
     columns = {
         "key": lambda each: each.key_id,
         "belongs to": lambda each: each.tenant_id or each.source or "operator",

@@ -226,7 +226,7 @@ def _cards(book: str | None, provider: str | None, model: str | None, tenant: st
             tenant_id=tenant,
         )
 
-    return with_connection(read)
+    return with_connection(read, of_tenant=tenant)
 
 
 def _version_of(file: Path) -> str:

@@ -17,6 +17,7 @@ from tallystick.commands.common import (
     digits,
     instant,
     need_reason,
+    need_tenant,
     note,
     plain,
     print_json,
@@ -61,6 +62,7 @@ def reprice(
     scope = _scope(since, until, tenant, model)
 
     async def work(operator: Connection, writer: Connection) -> tuple[Preview, Repriced | None]:
+        await need_tenant(operator, tenant)
         found = await repricing.preview(operator, scope)
         if not commit or not (found.requests or found.fees):
             return found, None
@@ -122,7 +124,7 @@ def known_at(
 
     scope = _scope(since, until, tenant, model)
     moment = instant(at, "UTC")
-    found = with_connection(lambda connection: repricing.amounts_known_at(connection, moment, scope))
+    found = with_connection(lambda connection: repricing.amounts_known_at(connection, moment, scope), of_tenant=tenant)
     columns: dict[str, Any] = {
         "tenant": lambda each: each.tenant_id,
         "month": lambda each: f"{each.month:%Y-%m}",

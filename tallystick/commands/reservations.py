@@ -64,7 +64,8 @@ def list_reservations(
     found = with_connection(
         lambda connection: releasing.list_reservations(
             connection, tenant_id=tenant, states=state or releasing.OPEN, before=before, limit=limit
-        )
+        ),
+        of_tenant=tenant,
     )
     columns = {
         "tenant": lambda each: each.tenant_id,

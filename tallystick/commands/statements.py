@@ -50,7 +50,8 @@ def differ(
 
     moment = _since(since)
     found = with_connection(
-        lambda connection: pairs.differing_pairs(connection, since=moment, tenant_id=tenant, limit=limit)
+        lambda connection: pairs.differing_pairs(connection, since=moment, tenant_id=tenant, limit=limit),
+        of_tenant=tenant,
     )
     columns: dict[str, Any] = {
         "recorded at": None,
@@ -85,7 +86,8 @@ def shared_responses(
 
     day = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=_since(since))).date()
     found = with_connection(
-        lambda connection: pairs.shared_responses(connection, since=day, tenant_id=tenant, limit=limit)
+        lambda connection: pairs.shared_responses(connection, since=day, tenant_id=tenant, limit=limit),
+        of_tenant=tenant,
     )
     columns: dict[str, Any] = {
         "month": lambda each: f"{each.posting_period:%Y-%m}",

@@ -80,7 +80,7 @@ def list_endpoints(
     """List receivers, and those that fail or are disabled."""
     from quotas import webhooks as rules
 
-    found = with_connection(lambda connection: rules.list_endpoints(connection, tenant_id=tenant))
+    found = with_connection(lambda connection: rules.list_endpoints(connection, tenant_id=tenant), of_tenant=tenant)
     columns = {
         "endpoint": lambda each: each.endpoint_id,
         "tenant": lambda each: each.tenant_id,
