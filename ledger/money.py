@@ -6,6 +6,8 @@ from typing import Final
 
 EXACT: Final = Context(prec=100, traps=[Inexact, InvalidOperation])
 """Arithmetic that would lose a digit raises instead."""
+# Before the point, and behind it: sums and products of what somebody names stay within the exact context.
+_DIGITS_MAX: Final = 30
 
 # Source: ISO 4217 list one without funds and metals, checked 2026-11-29.
 _CURRENCY_CODES: Final = (
@@ -55,13 +57,15 @@ def currency_exponent(currency: str) -> int:
 
 
 def parse_amount(text: str) -> Decimal:
-    """Return a decimal from its text; raise ValueError for what is not a finite number."""
+    """Return a decimal from its text; raise ValueError for what is no finite number of at most 30 digits before and after its point."""
     try:
         amount = Decimal(text)
     except DecimalException:
         raise ValueError(f"{text!r} is not a decimal number") from None
     if not amount.is_finite():
         raise ValueError(f"{text!r} is not a finite number")
+    if amount.adjusted() >= _DIGITS_MAX or amount.as_tuple().exponent < -_DIGITS_MAX:  # type: ignore[operator]
+        raise ValueError(f"{text!r} has more than {_DIGITS_MAX} digits before or after the point")
     return amount
 
 
