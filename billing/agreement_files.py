@@ -11,8 +11,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeVar
 
-import yaml
-
 from billing.agreements import Bound, Customer, Issuer, Item, TaxRate, fee_part, in_force, items_beside
 from billing.errors import AgreementRefused, DocumentNotPrintable
 from billing.exports.words import languages, words_of
@@ -25,7 +23,7 @@ from billing.months import (
     read_tax_rates,
 )
 from billing.rounding import cut_money
-from ledger.contracts import TextLoader
+from ledger.contracts import read_yaml
 from ledger.database import Connection, record_act
 from ledger.errors import Unknown
 from ledger.money import CURRENCIES, parse_amount
@@ -142,9 +140,9 @@ def load_agreements(path: Path) -> Agreements:
     """Read a file. Raises AgreementRefused naming file, place and field for what is wrong first."""
     where = path.name
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=TextLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AgreementRefused(f"{where} is not YAML: " + " ".join(str(error).split())) from None
+        document = read_yaml(path)
+    except ValueError as error:
+        raise AgreementRefused(f"{where} {error}") from None
     if not isinstance(document, dict) or not document:
         raise AgreementRefused(f"{where} is not a mapping of {', '.join(_PARTS)}")
     for name in document:

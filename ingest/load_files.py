@@ -66,7 +66,7 @@ def read_mapping(path: Path) -> FileMapping:
     try:
         text = path.read_text(encoding="utf-8")
         said = msgspec.convert(yaml.safe_load(text) or {}, FileMapping)
-    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise LoadFileRefused(str(path), " ".join(str(error).split())) from None
     seen: set[str] = set()
     for part in (said.columns, said.constants, said.rows):

@@ -66,13 +66,23 @@ class TextLoader(yaml.BaseLoader):
         return super().construct_mapping(node, deep)
 
 
+def read_yaml(path: Path) -> Any:
+    """Return what a file holds, each scalar as its text. Errors: ValueError saying what is not YAML about it."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=TextLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError("is not YAML: " + " ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("is not YAML that can be read: it is nested too deeply") from None
+
+
 def load_contracts(path: Path) -> list[Card]:
     """Read the cards of a file; raise CardRefused naming file, card, field and rule for what is wrong first."""
     where = path.name
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=TextLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        _refuse(where, "file", "is not YAML: " + " ".join(str(error).split()))
+        document = read_yaml(path)
+    except ValueError as error:
+        _refuse(where, "file", str(error))
     whole = _mapping(where, "file", document, _FILE_FIELDS)
     for name in ("source", "checked_on", "cards"):
         if not whole.get(name):

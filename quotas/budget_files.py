@@ -32,9 +32,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import yaml
-
-from ledger.contracts import TextLoader
+from ledger.contracts import read_yaml
 from ledger.money import parse_amount
 from quotas.budgets import GroupLimit, Step, Terms, Wish
 from quotas.errors import BudgetRefused
@@ -63,9 +61,9 @@ def load_budgets(path: Path) -> tuple[list[Wish], list[str]]:
     """
     where = path.name
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=TextLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BudgetRefused(f"{where} is not YAML: " + " ".join(str(error).split())) from None
+        document = read_yaml(path)
+    except ValueError as error:
+        raise BudgetRefused(f"{where} {error}") from None
     whole = _mapping(where, document, _FILE)
     listed = _list(f"{where}: budgets", whole.get("budgets", []))
     wishes = [_wish(f"{where}: budget no. {number}", each) for number, each in enumerate(listed, 1)]

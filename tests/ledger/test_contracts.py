@@ -62,6 +62,7 @@ def test_hours_regions_and_both_operators_are_read(tmp_path: Path) -> None:
 
 REFUSED = [
     ("a: [", "file", "is not YAML"),
+    ("[" * 5000, "file", "is not YAML that can be read: it is nested too deeply"),
     ("- a", "file", "is not a mapping"),
     ("source: a\nsource: b\n", "file", "'source' stands twice in the mapping at line 1"),
     ("source: a\nchecked_on: 2026-11-20\n", "cards", "is missing"),
