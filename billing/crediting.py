@@ -91,7 +91,7 @@ def credit_note(of: Creditable, lines: Sequence[Line], basis: Basis, reason: str
     rates = {tax.category: tax for tax in invoice.taxes}
     printed: dict[int, Decimal] = {}
     taxes: list[Tax] = []
-    for category in dict.fromkeys(line.tax_category for line in lines):
+    for category in sorted({line.tax_category for line in lines}):
         places = [place for place, line in enumerate(lines) if line.tax_category == category]
         left = of.left.get(category)
         if left is None:

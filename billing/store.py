@@ -178,7 +178,8 @@ async def read_documents(connection: Connection, document_ids: Sequence[str]) ->
         taxes: dict[str, list[Tax]] = {}
         await cursor.execute(
             "select document_id, category, label, rate, base, amount from billing.document_taxes"
-            " where document_id = any(%s) order by document_id, category",
+            # As documents are made: by the letters, whatever the database's collation says.
+            ' where document_id = any(%s) order by document_id, category collate "C"',
             [wanted],
         )
         for row in await cursor.fetchall():

@@ -23,6 +23,7 @@ from ledger.money import EXACT
 from ledger.price_store import save_exchange_rates
 from ledger.times import parse_rfc3339
 from quotas.granting import NewGrant, create_grant, find_grant
+from tallystick.verify import verify
 from tests.billing.documents import make_document, make_line
 from tests.billing.support import (
     CUSTOMER,
@@ -156,6 +157,20 @@ async def test_a_credit_note_for_usage_stands_under_the_category_of_each_month_o
     assert {(tax.category, tax.base, tax.amount) for tax in made.document.taxes} == {
         ("none", Decimal(5), Decimal(0)), ("standard", Decimal(7), Decimal("1.33")),
     }  # fmt: skip
+
+
+async def test_a_credit_note_of_several_tax_categories_comes_back_as_it_was_issued(
+    priced: Ledger, operator: Connection
+) -> None:
+    """In whatever order its lines stand, and the database sorts letters."""
+    await apply_agreements(operator, "jane", Agreements(tax_rates=[tax("0.07", "Low"), tax("0.19", "high")]))
+    fees = [fee("f-1", "8.00", tax_category="none"), fee("f-2", tax_category="high"), fee("f-3", tax_category="Low")]
+    await agree(operator, items=fees)
+    invoice = await issued(operator)
+    assert [each.category for each in invoice.taxes] == ["Low", "high", "none"]
+    note = await commercial(operator, invoice.number or "", lines=dict.fromkeys([1, 2, 3]))
+    assert await find_document(operator, note.number or "") == note
+    assert verify(priced.database.url_for("tallystick_operator")).failures == []
 
 
 @pytest.mark.parametrize("restated", ["0.8", "1.25"])
