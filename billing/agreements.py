@@ -1,11 +1,11 @@
 """What is agreed besides usage: fees, minimums, discounts, as lines of a month; and who issues and pays as of a day. Pure.
 
-Discounts go by the service month of the usage that they take from, so late usage meets the terms of its own month. Minimums
-are held against the usage of the invoice's own month, after discounts.
+Discounts and minimums go by the service month of the usage, so late usage meets the terms of its own month, and what is owed
+over all invoices does not hang on which of them bills it. Minimums are held against usage after discounts.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Final, Literal, TypeVar
@@ -15,6 +15,9 @@ from billing.rounding import part_of, total
 from billing.usage_lines import UsageLine
 from ledger.money import EXACT
 from ledger.times import month_after, month_of
+
+_ZERO: Final = Decimal(0)
+_HUNDREDTH: Final = Decimal("0.01")
 
 ItemKind = Literal["fee", "minimum", "discount"]
 FeePeriod = Literal["month", "quarter", "year"]
@@ -95,10 +98,8 @@ class Item:
         """Say whether it counts for a month, of which it takes the whole."""
         return self.starts_on <= month and (self.ends_on is None or month < self.ends_on)
 
-    def takes(self, line: UsageLine) -> bool:
-        return (self.feature is None or self.feature == line.feature) and (
-            self.model is None or self.model == line.model
-        )
+    def takes(self, feature: str | None, model: str | None) -> bool:
+        return self.feature in (None, feature) and self.model in (None, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +185,35 @@ class ItemLine:
     model: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """What the other documents that count bill of a tenant in one currency, exact, less what notes for usage gave back."""
+
+    usage: Mapping[date, Mapping[tuple[str | None, str | None], Decimal]] = field(default_factory=dict)
+    """By service month, then by feature and model."""
+    items: Mapping[tuple[str, date], Decimal] = field(default_factory=dict)
+    """What items in an amount came to: by id and service month; below zero for a discount."""
+    months: frozenset[date] = frozenset()
+    """Of which there is an invoice."""
+
+
+NOTHING_BILLED: Final = Billed()
+
+
 def item_lines(
-    items: Sequence[Item], usage: Sequence[tuple[UsageLine, Decimal]], month: date, currency: str
+    items: Sequence[Item],
+    usage: Sequence[tuple[UsageLine, Decimal]],
+    month: date,
+    currency: str,
+    billed: Billed = NOTHING_BILLED,
+    months: Collection[date] | None = None,
 ) -> list[ItemLine]:
     """Return the agreed lines of a month's invoice in one currency: discounts, then minimums, then fees.
 
     `usage` holds its usage lines with their exact amounts in that currency. A discount takes its share of what those before
-    it left, in the order of their ids; one that is an amount takes no more than there is, of the invoice's own month.
+    it left, in the order of their ids. Discounts and minimums in an amount are of all usage of a service month, wherever it is
+    billed: a line is what they come to less what other documents have of them, for the service months `months`, or else for all
+    that are known up to this one. A minimum waits for its month's own invoice.
     """
     left = [amount for _, amount in usage]
     ordered = sorted(items, key=lambda item: item.item_id)
@@ -198,19 +221,13 @@ def item_lines(
     for item in ordered:
         if item.kind == "discount" and item.percent is not None:
             found += _percent(item, usage, left)
-    for item in ordered:
-        if item.kind == "discount" and item.amount is not None and item.currency == currency and item.counts_in(month):
-            found += _amount_off(item, usage, left, month)
-    for item in ordered:
-        if item.kind == "minimum" and item.currency == currency and item.counts_in(month):
-            assert item.amount is not None
-            matched = _matched(item, usage, lambda at: at == month)
-            rest = EXACT.subtract(item.amount, total(left[place] for place in matched))
-            if rest > 0:
-                found.append(
-                    ItemLine("minimum", item.item_id, item.description, month, month_after(month), None, None, rest,
-                             item.feature, item.model)
-                )  # fmt: skip
+    in_amounts = [
+        item for item in ordered if item.kind != "fee" and item.amount is not None and item.currency == currency
+    ]
+    if in_amounts:
+        if months is None:
+            months = {month, *billed.usage, *(line.service_month for line, _ in usage)}
+        found += _in_amounts(in_amounts, _pots(ordered, usage, left, billed), month, billed, months)
     for item in ordered:
         if item.kind == "fee" and item.currency == currency:
             part = fee_part(item, month)
@@ -248,12 +265,16 @@ def items_beside(items: Iterable[Item], month: date, currency: str) -> list[Item
 
 
 def _matched(item: Item, usage: Sequence[tuple[UsageLine, Decimal]], counts: Callable[[date], bool]) -> list[int]:
-    return [place for place, (line, _) in enumerate(usage) if counts(line.service_month) and item.takes(line)]
+    return [
+        place
+        for place, (line, _) in enumerate(usage)
+        if counts(line.service_month) and item.takes(line.feature, line.model)
+    ]
 
 
 def _percent(item: Item, usage: Sequence[tuple[UsageLine, Decimal]], left: list[Decimal]) -> list[ItemLine]:
     assert item.percent is not None
-    share = EXACT.multiply(item.percent, Decimal("0.01"))
+    share = EXACT.multiply(item.percent, _HUNDREDTH)
     by_month: dict[date, Decimal] = {}
     for place in _matched(item, usage, item.counts_in):
         taken = EXACT.multiply(left[place], share)
@@ -268,20 +289,64 @@ def _percent(item: Item, usage: Sequence[tuple[UsageLine, Decimal]], left: list[
     ]  # fmt: skip
 
 
-def _amount_off(
-    item: Item, usage: Sequence[tuple[UsageLine, Decimal]], left: list[Decimal], month: date
-) -> list[ItemLine]:
+_Pots = dict[date, dict[tuple[str | None, str | None], Decimal]]
+"""What is left of usage after discounts in percent: by service month, then by feature and model."""
+
+
+def _pots(
+    ordered: Sequence[Item], usage: Sequence[tuple[UsageLine, Decimal]], left: Sequence[Decimal], billed: Billed
+) -> _Pots:
+    found: _Pots = {}
+    for month, amounts in billed.usage.items():
+        percents = [item for item in ordered if item.percent is not None and item.counts_in(month)]
+        for (feature, model), amount in amounts.items():
+            for item in percents:
+                if item.takes(feature, model):
+                    assert item.percent is not None
+                    amount = EXACT.multiply(
+                        amount, EXACT.subtract(Decimal(1), EXACT.multiply(item.percent, _HUNDREDTH))
+                    )
+            found.setdefault(month, {})[feature, model] = amount
+    for (line, _), rest in zip(usage, left, strict=True):
+        pots = found.setdefault(line.service_month, {})
+        what = (line.feature, line.model)
+        pots[what] = EXACT.add(pots.get(what, _ZERO), rest)
+    return found
+
+
+def _in_amounts(
+    ordered: Sequence[Item], pots: _Pots, month: date, billed: Billed, months: Collection[date]
+) -> Iterator[ItemLine]:
+    for kind in ("discount", "minimum"):
+        for item in ordered:
+            if item.kind != kind:
+                continue
+            for at in sorted(months, reverse=True):
+                is_billed = kind == "discount" or at == month or at in billed.months
+                if at > month or not is_billed or not item.counts_in(at):
+                    continue
+                whole = _amount_off(item, pots.get(at, {})) if kind == "discount" else _up_to(item, pots.get(at, {}))
+                amount = EXACT.subtract(whole, billed.items.get((item.item_id, at), _ZERO))
+                if amount:
+                    yield ItemLine(
+                        item.kind, item.item_id, item.description, at, month_after(at), None, None, amount, item.feature,
+                        item.model,
+                    )  # fmt: skip
+
+
+def _amount_off(item: Item, pots: dict[tuple[str | None, str | None], Decimal]) -> Decimal:
+    """Take an amount off what is left of a service month, and never more than there is."""
     assert item.amount is not None
-    matched = _matched(item, usage, lambda at: at == month)
+    matched = [what for what in pots if item.takes(*what)]
     # What was given back in the month is no room for a discount.
-    rest = taken = max(min(item.amount, total(left[place] for place in matched)), Decimal(0))
-    for place in matched:
-        part = min(rest, max(left[place], Decimal(0)))
-        left[place] = EXACT.subtract(left[place], part)
+    rest = taken = max(min(item.amount, total(pots[what] for what in matched)), _ZERO)
+    for what in matched:
+        part = min(rest, max(pots[what], _ZERO))
+        pots[what] = EXACT.subtract(pots[what], part)
         rest = EXACT.subtract(rest, part)
-    if not taken:
-        return []
-    return [
-        ItemLine("discount", item.item_id, item.description, month, month_after(month), None, None, EXACT.minus(taken),
-                 item.feature, item.model)
-    ]  # fmt: skip
+    return EXACT.minus(taken)
+
+
+def _up_to(item: Item, pots: Mapping[tuple[str | None, str | None], Decimal]) -> Decimal:
+    assert item.amount is not None
+    return max(EXACT.subtract(item.amount, total(rest for what, rest in pots.items() if item.takes(*what))), _ZERO)

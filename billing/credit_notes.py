@@ -9,14 +9,22 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from billing.agreements import ItemLine, in_force, item_lines
+from billing.agreements import NOTHING_BILLED, ItemLine, in_force, item_lines
 from billing.crediting import Creditable, credit_note
 from billing.documents import Document, Line
 from billing.drafting import describe
 from billing.errors import CreditRefused
 from billing.folding import fold, read_rates
 from billing.issuing import Terms, burn_credits, numbered, record_documents, take_numbers
-from billing.months import left_of, lock_periods, lock_tenants, read_customers, read_issuers, read_items
+from billing.months import (
+    left_of,
+    lock_periods,
+    lock_tenants,
+    read_billed,
+    read_customers,
+    read_issuers,
+    read_items,
+)
 from billing.rounding import cut_money
 from billing.store import Issued, find_document, insert_documents
 from billing.usage_lines import UsageLine, lines_of
@@ -201,16 +209,14 @@ async def _taken_by_invoices(connection: Connection, invoice: Document) -> list[
 
 
 async def _usage_lines(connection: Connection, of: Creditable, usage: Sequence[UsageLine]) -> list[Line]:
-    """Return the lines of what is given back, with the discounts in percent that were given on it."""
+    """Return the lines of what is given back, less the discounts that were given on it and what a minimum asks for instead."""
     tenant_id = of.invoice.tenant_id
     categories = _categories(of, {line.service_month for line in usage})
     back = [
-        (
-            structs.replace(
-                line,
-                amount=EXACT.minus(line.amount),
-                quantity=None if line.quantity is None else EXACT.minus(line.quantity),
-            )
+        structs.replace(
+            line,
+            amount=EXACT.minus(line.amount),
+            quantity=None if line.quantity is None else EXACT.minus(line.quantity),
         )
         for line in usage
     ]
@@ -222,17 +228,23 @@ async def _usage_lines(connection: Connection, of: Creditable, usage: Sequence[U
         )
         for line in back
     ]  # fmt: skip
-    items = [item for item in await read_items(connection, [tenant_id]) if item.percent is not None]
-    discounts = item_lines(
-        items, [(line, line.amount) for line in back], of.invoice.posting_period, of.invoice.currency
+    items = [item for item in await read_items(connection, [tenant_id]) if item.kind != "fee"]
+    billed = (await read_billed(connection, tenant_id)).get(of.invoice.currency, NOTHING_BILLED)
+    agreed = item_lines(
+        items,
+        [(line, line.amount) for line in usage],
+        of.invoice.posting_period,
+        of.invoice.currency,
+        billed,
+        categories,
     )
-    return [*lines, *(_discount_line(discount, categories[discount.start]) for discount in discounts)]
+    return [*lines, *(_item_back(line, categories[line.start]) for line in agreed)]
 
 
-def _discount_line(discount: ItemLine, category: str) -> Line:
+def _item_back(line: ItemLine, category: str) -> Line:
     return Line(
-        0, "discount", discount.description, discount.start, discount.end, discount.feature, None, discount.model, None,
-        None, None, None, discount.amount, _ZERO, category, discount.item_id,
+        0, line.kind, line.description, line.start, line.end, line.feature, None, line.model, None,
+        None, None, None, EXACT.minus(line.amount), _ZERO, category, line.item_id,
     )  # fmt: skip
 
 

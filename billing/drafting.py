@@ -8,6 +8,8 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from billing.agreements import (
+    NOTHING_BILLED,
+    Billed,
     Bound,
     Customer,
     Issuer,
@@ -55,6 +57,8 @@ class Month:
     exchange_rates: ExchangeRates = field(default_factory=ExchangeRates)
     billed_rates: Mapping[tuple[str, date], ExchangeRate] = field(default_factory=dict)
     """What earlier invoices converted by, by charged currency and month of service: what corrects them goes by the same."""
+    billed: Mapping[str, Billed] = field(default_factory=dict)
+    """By currency: what the documents of other months bill, where an item in an amount is held against it."""
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     totals_before: Mapping[str, Decimal] = field(default_factory=dict)
     """Of the live invoices of the month before, by currency."""
@@ -270,10 +274,10 @@ def _lines(known: Month, currency: str, usage: Sequence[tuple[UsageLine, Exchang
     lines += [
         _agreed_line(
             item.kind, item.description, item.start, item.end, item.amount,
-            item.tax_category or (categories[item.start] if item.kind == "discount" else own), item.item_id, item.feature,
+            item.tax_category or (own if item.kind == "fee" else known.tax_category(item.start)), item.item_id, item.feature,
             item.model,
         )
-        for item in item_lines(known.items, converted, known.month, currency)
+        for item in item_lines(known.items, converted, known.month, currency, known.billed.get(currency, NOTHING_BILLED))
     ]  # fmt: skip
     return lines
 

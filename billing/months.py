@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from psycopg.rows import class_row
 
-from billing.agreements import Bound, Customer, Issuer, Item, TaxRate
+from billing.agreements import Billed, Bound, Customer, Issuer, Item, TaxRate
 from billing.crediting import Creditable, creditable
 from billing.drafting import Draft, Month, draft_month
 from billing.errors import FoldDiffers
@@ -255,6 +255,8 @@ async def draft_months(
         if late and known.terms is not None and known.terms.invoice_currency is not None:
             billed = await _billed_rates(connection, tenant_id, month, known.terms.invoice_currency)
             known = replace(known, billed_rates=billed)
+        if any(item.amount is not None and item.kind != "fee" for item in known.items):
+            known = replace(known, billed=await read_billed(connection, tenant_id, but=month))
         drafts = draft_month(known)
         owing = [draft.document.currency for draft in drafts if draft.owes_back]
         if owing:
@@ -531,6 +533,46 @@ async def _billed_rates(
         )
         for charged, service_month, rate, since in await cursor.fetchall()
     }  # fmt: skip
+
+
+async def read_billed(connection: Connection, tenant_id: str, *, but: date | None = None) -> dict[str, Billed]:
+    """Return what a tenant's documents that count bill of usage and of items in an amount, by currency, but those of one month."""
+    cursor = await connection.execute(
+        """
+        select
+            d.currency::text,
+            array_agg(distinct d.posting_period) filter (where d.kind = 'invoice'),
+            l.service_start,
+            l.kind,
+            l.item_id,
+            l.feature,
+            l.model,
+            sum(case d.kind when 'invoice' then l.exact_amount else -l.exact_amount end)
+        from billing.documents as d
+        join billing.document_lines as l on l.document_id = d.document_id
+        where
+            d.tenant_id = %(tenant_id)s
+            and d.posting_period is distinct from %(but)s
+            and (d.kind = 'invoice' or d.basis = 'usage')
+            and not exists (select from billing.voids as v where v.document_id = d.document_id)
+        group by 1, 3, 4, 5, 6, 7
+        """,
+        {"tenant_id": tenant_id, "but": but},
+    )
+    months: dict[str, set[date]] = {}
+    usage: dict[str, dict[date, dict[tuple[str | None, str | None], Decimal]]] = {}
+    items: dict[str, dict[tuple[str, date], Decimal]] = {}
+    for currency, periods, month, kind, item_id, feature, model, amount in await cursor.fetchall():
+        months.setdefault(currency, set()).update(periods or ())
+        if kind == "usage":
+            usage.setdefault(currency, {}).setdefault(month, {})[feature, model] = amount
+        elif item_id is not None:
+            its_items = items.setdefault(currency, {})
+            its_items[item_id, month] = EXACT.add(its_items.get((item_id, month), _ZERO), amount)
+    return {
+        currency: Billed(usage.get(currency, {}), items.get(currency, {}), frozenset(its_months))
+        for currency, its_months in months.items()
+    }
 
 
 async def creditable_invoices(

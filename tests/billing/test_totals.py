@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from billing.agreements import Item
 from billing.digests import digest_of
 from billing.issuing import issue_month, numbered
 from billing.store import Issued, insert_documents, read_documents
@@ -234,18 +235,18 @@ EVENTS: Final = [(number, MONTHS[number % 3]) for number in range(6)]
 _CENTS: Final = st.integers(1, 2000)
 
 
-@pytest.mark.parametrize("with_discount", [False, True])
+@pytest.mark.parametrize("with_items", [False, True])
 @settings(
     max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )  # fmt: skip
 @given(data=st.data())
 async def test_any_order_and_delay_of_the_same_usage_owes_the_same(
-    postgres_server: Any, months_template: str, with_discount: bool, data: st.DataObject
+    postgres_server: Any, months_template: str, with_items: bool, data: st.DataObject
 ) -> None:
     """Six calls of January to March, some reversed, come in any order with closes and invoices of any month in between.
 
-    In the end every month is issued. Exactly owed: what stands of the calls, less the discount; printed, within half a cent
-    for each document. No document is below zero, and every charge stands on one.
+    In the end every month is issued. Exactly owed: what stands of the calls, less the discounts, and no less than the minimum of
+    each month; printed, within half a cent for each document. No document is below zero, and every charge stands on one.
     """
     amounts_cents = {number: data.draw(_CENTS, f"cents of {number}") for number, _ in EVENTS}
     reversed_ones = data.draw(st.sets(st.sampled_from([number for number, _ in EVENTS])), "reversed")
@@ -258,14 +259,30 @@ async def test_any_order_and_delay_of_the_same_usage_owes_the_same(
         "acts",
     )
     with scratch_database(postgres_server.address, f"any_order_{next(_NUMBER)}", months_template) as database:
-        await _play(database, amounts_cents, reversed_ones, acts, with_discount)
+        await _play(database, amounts_cents, reversed_ones, acts, with_items)
 
 
 _NUMBER = iter(range(1_000_000))
+ITEMS: Final = [
+    discount(percent=Decimal("7.5")),
+    discount("less-2", amount=Decimal(4), currency="USD"),
+    Item(
+        item_id="least", tenant_id="t-alpha", kind="minimum", description="Minimum", currency="USD", amount=Decimal(8),
+        starts_on=JANUARY, ends_on=APRIL,
+    ),
+]  # fmt: skip
+
+
+def _owed_of(cents: dict[int, int], reversed_ones: set[int]) -> Decimal:
+    owed_of = dict.fromkeys(MONTHS[:3], Decimal(0))
+    for number, month in EVENTS:
+        if number not in reversed_ones:
+            owed_of[month] += Decimal(cents[number]) / 100 * Decimal("0.925")
+    return sum((max(amount - 4, Decimal(8)) for amount in owed_of.values()), Decimal(0))
 
 
 async def _play(
-    database: Database, cents: dict[int, int], reversed_ones: set[int], acts: list[tuple[str, int]], with_discount: bool
+    database: Database, cents: dict[int, int], reversed_ones: set[int], acts: list[tuple[str, int]], with_items: bool
 ) -> None:
     ledger = Ledger(database).add_tenant().add_source()
     try:
@@ -274,8 +291,7 @@ async def _play(
             await connect(database.url_for("tallystick_operator")) as operator,
             await connect(database.url_for("tallystick_writer")) as writer,
         ):
-            items = [discount(percent=Decimal("7.5"))] if with_discount else []
-            await agree(operator, items=items)
+            await agree(operator, items=ITEMS if with_items else [])
             posted: set[int] = set()
             waiting: set[int] = set()
             closed: list[date] = []
@@ -308,7 +324,7 @@ async def _play(
                 outcomes = await issue_month(operator, "t-alpha", month, JANE)
                 assert {each.result for each in outcomes} <= {"issued", "nothing"}, outcomes
             stands = sum((Decimal(cents[n]) / 100 for n in cents if n not in reversed_ones), Decimal(0))
-            wanted = stands * (Decimal("0.925") if with_discount else 1)
+            wanted = _owed_of(cents, reversed_ones) if with_items else stands
             assert ledger.total() == stands
             documents = await read_documents(
                 operator, [row[0] for row in ledger.rows("select document_id from billing.documents")]
