@@ -5,13 +5,14 @@ from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from billing.agreement_files import Agreements, apply_agreements, load_agreements
 from billing.agreements import Bound, Item, fee_part
-from billing.errors import AgreementRefused
+from billing.credit_notes import Credited, credit_usage
+from billing.errors import AgreementRefused, CreditRefused
 from billing.issuing import Terms
 from billing.store import read_documents
 from billing.voiding import void_invoice
@@ -104,6 +105,85 @@ async def test_a_minimum_tops_up_the_months_own_usage_after_discounts(priced: Le
         ("minimum", "2026-02"): Decimal(14),
     }  # fmt: skip
     assert found.total == Decimal(55)
+
+
+LEAST: Final = Item(
+    item_id="least", tenant_id="t-alpha", kind="minimum", description="Minimum", currency="USD", amount=Decimal(50),
+    starts_on=JANUARY, ends_on=FEBRUARY,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("in_time", "late", "first", "then"),
+    [
+        ("40", "5", ("minimum", "10"), ("minimum", "-5")),
+        ("40", "30", ("minimum", "10"), ("minimum", "-10")),
+        ("60", "5", None, None),
+    ],
+)
+async def test_late_usage_counts_for_the_minimum_of_its_month(
+    priced: Ledger,
+    operator: Connection,
+    in_time: str,
+    late: str,
+    first: tuple[str, str] | None,
+    then: tuple[str, str] | None,
+) -> None:
+    """50 at least for January, whether its usage comes in time or late. WRONG: 40 + 10, then 5 more."""
+    await agree(operator, items=[LEAST])
+    await priced.post(dollars("a", in_time), received_at=LATER)
+    january = await issued(operator)
+    await priced.post(dollars("b", late), received_at=LATER)
+    february = await issued(operator, FEBRUARY)
+    for found, line in ((january, first), (february, then)):
+        assert [(each.kind, each.exact_amount, each.service_start) for each in found.lines if each.kind != "usage"] == (
+            [] if line is None else [(line[0], Decimal(line[1]), JANUARY)]
+        )
+    assert january.total + february.total == max(Decimal(in_time) + Decimal(late), Decimal(50))
+
+
+async def test_late_usage_has_what_its_month_left_of_a_discount(priced: Ledger, operator: Connection) -> None:
+    """5 off January: 3 of them go with its own usage, and 2 with the late 4, on February's invoice."""
+    await agree(operator, items=[discount(amount=Decimal(5), currency="USD", ends_on=FEBRUARY)])
+    await priced.post(dollars("a", "3"), received_at=LATER)
+    assert (await issued(operator)).total == Decimal(0)
+    await priced.post(dollars("b", "4"), received_at=LATER)
+    february = await issued(operator, FEBRUARY)
+    assert amounts(february) == {("usage", "2026-01"): Decimal(4), ("discount", "2026-01"): Decimal(-2)}
+
+
+async def test_what_a_discount_paid_for_is_not_given_back(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """10 off January's 10; 7 of them are reversed in February, which has 1 of its own. WRONG: 7 back, of which none was paid."""
+    await agree(operator, items=[discount(amount=Decimal(10), currency="USD", ends_on=FEBRUARY)])
+    await priced.post(dollars("a", "3"), dollars("b", "7"), received_at=LATER)
+    january = await issued(operator)
+    await reverse(writer, "b")
+    with pytest.raises(CreditRefused, match=r"0 USD \(none\) gives nothing back"):
+        await credit_usage(operator, "jane", january.number or "", reason="A wrong model")
+    await priced.post(dollars("c", "1", "2026-02-10T00:00:00Z"), received_at=LATER)
+    february = await issued(operator, FEBRUARY)
+    assert (january.total, february.total) == (Decimal(0), Decimal(1))
+
+
+async def test_a_credit_note_for_usage_leaves_the_minimum_of_its_month(
+    priced: Ledger, operator: Connection, writer: Connection
+) -> None:
+    """60 of January, of which 20 are reversed: 10 come back, and 50 stay."""
+    await agree(operator, items=[LEAST])
+    await priced.post(dollars("a", "40"), dollars("b", "20"), received_at=LATER)
+    january = await issued(operator)
+    await reverse(writer, "b")
+    made = await credit_usage(operator, "jane", january.number or "", reason="A wrong model")
+    assert isinstance(made, Credited)
+    assert [(line.kind, line.amount) for line in made.document.lines] == [
+        ("usage", Decimal(20)),
+        ("minimum", Decimal(-10)),
+    ]
+    assert made.document.total == Decimal(10)
+    await priced.post(dollars("c", "1", "2026-02-10T00:00:00Z"), received_at=LATER)
+    assert (await issued(operator, FEBRUARY)).total == Decimal(1)
 
 
 async def test_discounts_take_their_share_one_after_the_other(priced: Ledger, operator: Connection) -> None:

@@ -73,12 +73,16 @@ async def test_what_is_always_true_is_so_after_every_act(
             except (ActRefused, GrantRefused):
                 pass
             await walk.check()
+        parked = False
         for month in MONTHS:
             with suppress(ActRefused):
                 await close(operator, month)
             for outcome in await issue_month(operator, "t-alpha", month, JANE):
                 walk.check_outcome(outcome)
+                parked |= outcome.result == "parked"
         await walk.check()
+        if not parked:
+            await walk.check_items()
     finally:
         ledger.close()
 
@@ -277,6 +281,49 @@ class _Walk:
             assert abs(found - wanted.get(each.document_id or "", Decimal(0))) < Decimal("1e-15"), each
         proof = verify(self.ledger.database.url_for("tallystick_operator"))
         assert [each.text for each in proof.failures] == []
+
+    async def check_items(self) -> None:
+        """Once all is issued, an amount off and a minimum are of all usage of a month, whatever documents bill it."""
+        ids = [
+            row[0]
+            for row in self.ledger.rows(
+                "select document_id from billing.live_documents where currency = %s", self.currency or "USD"
+            )
+        ]
+        live = [each for each in await read_documents(self.operator, ids) if each.basis in ("period", "usage")]
+        invoiced = {each.posting_period for each in live if each.kind == "invoice"}
+        items = {item.item_id: item for item in await read_items(self.operator, ["t-alpha"])}
+        lines = [
+            (line, line.exact_amount if each.kind == "invoice" else -line.exact_amount)
+            for each in live
+            for line in each.lines
+        ]
+        off, least = items.get("d3"), items.get("least")
+        for month in MONTHS:
+            left = Decimal(0)
+            for line, amount in lines:
+                if (
+                    line.kind == "usage"
+                    and line.service_start == month
+                    and (least is None or least.feature in (None, line.feature))
+                ):
+                    for item in items.values():
+                        if item.percent is not None and item.counts_in(month) and item.feature in (None, line.feature):
+                            amount *= 1 - item.percent * Decimal("0.01")
+                    left += amount
+            found = {name: sum(amount for line, amount in lines if (line.item_id, line.service_start) == (name, month))
+                     for name in ("d3", "least")}  # fmt: skip
+            if off is not None and (least is None or least.feature is None):
+                taken = max(min(left, Decimal(2)), Decimal(0))
+                assert abs(found["d3"] + taken) < Decimal("1e-15"), month
+                left -= taken
+            if (
+                least is not None
+                and (off is None or least.feature is None)
+                and least.counts_in(month)
+                and month in invoiced
+            ):
+                assert abs(found["least"] - max(8 - left, Decimal(0))) < Decimal("1e-15"), month
 
     def _wanted(self, live: Sequence[Document], percents: Sequence[Item]) -> Mapping[str, Decimal]:
         """Return what the rows of each live document were charged, converted as its lines say, less discounts in percent."""
