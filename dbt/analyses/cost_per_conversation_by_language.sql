@@ -6,8 +6,10 @@ select
     model,
     charge_currency,
     sum(charge_conversation_count) as conversations,
-    -- Of what has a price: a request that has none adds nothing here, and one to `unpriced`.
-    sum(charge_amount) / nullif(sum(charge_conversation_count), 0) as charge_per_conversation,
+    -- While one of their requests has no price, in whatever currency the others are, nobody knows what they cost.
+    case
+        when sum(whole_charge_unpriced_count) = 0 then sum(charge_amount) / nullif(sum(charge_conversation_count), 0)
+    end as charge_per_conversation,
     sum(input_tokens + output_tokens) / nullif(sum(charge_conversation_count), 0) as tokens_per_conversation,
     sum(request_count) / nullif(sum(charge_conversation_count), 0) as requests_per_conversation,
     sum(charge_unpriced_count) as unpriced
