@@ -3,15 +3,17 @@
 import csv
 import gzip
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 from ledger.meters import METERS
-from ledger.price_book import Price
+from ledger.price_book import Price, PriceBook
+from ledger.pricing import price
 from tests.conftest import CHECKOUT
 from tests.dbt.conftest import Marts
 from tests.dbt.test_rollup import usage
 from tests.factories import make_event
-from tests.ledger.prices import band, make_card, per_million, variant
+from tests.ledger.prices import START, band, make_card, per_million, selectors, variant
 
 MARTS = ("path:models/marts/levers", "fct_cost_daily", "dim_tenants")
 
@@ -166,6 +168,36 @@ async def test_what_is_priced_as_something_else_is_so_for_the_model_that_was_ask
     requests, tokens, without, paid, saved, uncompared = levers(marts)["other_model"]
     assert (requests, tokens, uncompared) == (1, len(borrowed), 0)
     assert (without, saved) == (5 * paid, 4 * paid)
+
+
+async def test_a_meter_takes_the_rate_of_the_model_asked_for_that_the_ledger_would_have_taken(marts: Marts) -> None:
+    """So many of each meter, at cards of each policy that name few: their amounts, and which tokens nobody can price."""
+    marts.ledger.add_tenant().add_source().add_model("m-sub")
+    answers = make_card({name: Price(Decimal(1), 1) for name in METERS}, effective_at=START, is_high_price_confirmed=True)
+    await marts.ledger.add_card(answers)
+    few: list[dict[str, str]] = [
+        {"input": "3", "output": "1000"},
+        {"input": "3", "output": "1000", "write_5m": "7", "cached": "11", "reasoning": "900"},
+        {"input": "3", "output": "1000", "cache_write_other_tokens": "5", "cached": "11", "input_image": "13"},
+        {"cached": "11", "write_1h": "17", "output_image": "800"},
+    ]
+    quantities = {name: place for place, name in enumerate(METERS, start=1)}
+    expected = {}
+    for place, (policy, rates) in enumerate(product(("refuse", "use_input_rate", "use_side_rate"), few)):
+        name = f"m-{place}"
+        card = make_card(per_million(**rates), model=name, effective_at=START, missing_component=policy)
+        marts.ledger.add_model(name)
+        await marts.ledger.add_card(card)
+        rate_set = PriceBook(1, [card]).rate_set("cost", selectors(model=name))
+        priced = price(quantities, rate_set)
+        amount = sum((line.amount for line in priced.lines), Decimal(0))
+        expected[name] = (amount, sum(quantities[meter] for meter in priced.unpriced if METERS[meter].unit == "token"))
+        await marts.post(make_event(name, requested_model=name, quantities=quantities))
+    marts.roll_up(*MARTS)
+    found = marts.ledger.rows(
+        "select asked_model, cost_without_amount, cost_uncompared_tokens from marts.fct_lever_savings_daily where lever = 'other_model'"
+    )
+    assert {name: (amount, tokens) for name, amount, tokens in found} == expected
 
 
 async def test_a_route_to_another_provider_is_held_against_the_only_one_that_has_the_model(marts: Marts) -> None:

@@ -53,28 +53,52 @@ metered as (
             r.key as priced_as
         from jsonb_object_keys(p.body -> 'rates') as r (key)
         union all
-        -- What every card says of these where it does not name them: see ledger/meters.py.
+        -- Whose rate a meter takes that the card does not name, the nearest first; two that are as near contain it both, and
+        -- neither counts. On any card, or where the card says so of its side: see ledger/meters.py and ledger/price_book.py.
         select
             b.meter,
             b.priced_as
         from (
-            values
-                ('cache_write_other_tokens', 'cache_write_5m_tokens'),
-                ('reasoning_tokens', 'visible_output_tokens'),
-                ('tool_prompt_tokens', 'uncached_input_tokens'),
-                ('embedding_input_tokens', 'uncached_input_tokens'),
-                ('rejected_prediction_tokens', 'visible_output_tokens')
-        ) as b (meter, priced_as)
-        where not p.body -> 'rates' ? b.meter and p.body -> 'rates' ? b.priced_as
-        union all
-        -- What a card says to take where it names no price of cached input: see ledger/price_book.py.
-        select
-            'cache_read_tokens',
-            'uncached_input_tokens'
-        where
-            p.body ->> 'missing_component' in ('use_input_rate', 'use_side_rate')
-            and not p.body -> 'rates' ? 'cache_read_tokens'
-            and p.body -> 'rates' ? 'uncached_input_tokens'
+            select distinct on (f.meter)
+                f.meter,
+                f.priced_as,
+                count(*) over (partition by f.meter, f.step) as as_near_count
+            from (
+                values
+                    ('reasoning_tokens', 1, 'visible_output_tokens', ''),
+                    ('rejected_prediction_tokens', 1, 'visible_output_tokens', ''),
+                    ('tool_prompt_tokens', 1, 'uncached_input_tokens', ''),
+                    ('embedding_input_tokens', 1, 'uncached_input_tokens', ''),
+                    ('cache_write_other_tokens', 1, 'cache_write_5m_tokens', ''),
+                    ('cache_write_other_tokens', 2, 'uncached_input_tokens', 'input'),
+                    ('cache_write_5m_tokens', 1, 'cache_write_other_tokens', 'input'),
+                    ('cache_write_5m_tokens', 2, 'uncached_input_tokens', 'input'),
+                    ('cache_write_1h_tokens', 1, 'cache_write_other_tokens', 'input'),
+                    ('cache_write_1h_tokens', 2, 'cache_write_5m_tokens', 'input'),
+                    ('cache_write_1h_tokens', 3, 'uncached_input_tokens', 'input'),
+                    ('cache_read_tokens', 1, 'uncached_input_tokens', 'input'),
+                    {%- for kind in ["audio", "image", "video", "document"] %}
+                    ('uncached_input_{{ kind }}_tokens', 1, 'uncached_input_tokens', 'input'),
+                    ('cache_read_{{ kind }}_tokens', 1, 'cache_read_tokens', 'input'),
+                    ('cache_read_{{ kind }}_tokens', 1, 'uncached_input_{{ kind }}_tokens', 'input'),
+                    ('cache_read_{{ kind }}_tokens', 2, 'uncached_input_tokens', 'input'),
+                    {%- endfor %}
+                    {%- for kind in ["audio", "image", "video"] %}
+                    ('visible_output_{{ kind }}_tokens', 1, 'visible_output_tokens', 'output'),
+                    {%- endfor %}
+                    ('citation_tokens', 1, 'visible_output_tokens', 'output')
+            ) as f (meter, step, priced_as, side)
+            where
+                not p.body -> 'rates' ? f.meter
+                and p.body -> 'rates' ? f.priced_as
+                and (
+                    f.side = ''
+                    or p.body ->> 'missing_component' = 'use_side_rate'
+                    or (p.body ->> 'missing_component' = 'use_input_rate' and f.side = 'input')
+                )
+            order by f.meter, f.step
+        ) as b
+        where b.as_near_count = 1
     ) as m
 ),
 
