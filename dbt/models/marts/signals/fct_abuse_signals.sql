@@ -103,6 +103,7 @@ share_tests as (
         w.feature,
         w.api_key_id,
         '' as value,
+        m.minutes,
         greatest(m.calls, m.hits)::double precision as calls,
         m.hits::double precision as hits
     from in_hand as w
@@ -118,11 +119,14 @@ share_tests as (
                 ("cache", "uncached_512", "cacheable_512_count", "uncached_512_count"),
             ] %}
             {%- for minutes in signal_windows() %}
-            ('{{ kind }}', '{{ measure }}', w.{{ calls }}_{{ minutes }}, w.{{ hits }}_{{ minutes }}, {{ limits["calls_" ~ minutes] }})
+            (
+                '{{ kind }}', '{{ measure }}', {{ minutes }}, w.{{ calls }}_{{ minutes }}, w.{{ hits }}_{{ minutes }},
+                {{ limits["calls_" ~ minutes] }}
+            )
             {{- "," if not loop.last }}
             {%- endfor %}{{ "," if not loop.last }}
             {%- endfor %}
-    ) as m (kind, measure, calls, hits, enough)
+    ) as m (kind, measure, minutes, calls, hits, enough)
     where m.hits >= m.enough and m.hits >= {{ limits.rise }} * m.calls
 ),
 
@@ -175,15 +179,17 @@ mix_tests as (
         m.feature,
         m.api_key_id,
         m.value,
+        n.minutes,
         greatest(n.calls, n.hits)::double precision as calls,
         n.hits::double precision as hits
     from mix_windowed as m
     cross join lateral (
         values
             {%- for minutes in signal_windows() %}
-            (m.calls_{{ minutes }}, m.request_count_{{ minutes }}, {{ limits["calls_" ~ minutes] }}){{ "," if not loop.last }}
+            ({{ minutes }}, m.calls_{{ minutes }}, m.request_count_{{ minutes }}, {{ limits["calls_" ~ minutes] }})
+            {{- "," if not loop.last }}
             {%- endfor %}
-    ) as n (calls, hits, enough)
+    ) as n (minutes, calls, hits, enough)
     where
         n.hits >= n.enough and n.hits >= {{ limits.rise }} * n.calls
         and {{ is_touched("m") }} and {{ is_known("m.tenant_id", "m.date") }}
@@ -201,6 +207,7 @@ tests as (
         feature,
         api_key_id,
         value,
+        minutes,
         calls,
         hits
     from mix_tests
@@ -215,6 +222,8 @@ risen as (
         t.feature,
         t.api_key_id,
         t.value,
+        t.measure,
+        t.minutes,
         case when t.kind = 'cache' then 1 - t.hits / t.calls else t.hits / t.calls end as observed,
         case when t.kind = 'cache' then 1 - c.usual else c.usual end as usual,
         t.calls as sample_count,
@@ -266,6 +275,8 @@ new_keys as (
         w.feature,
         w.api_key_id,
         '' as value,
+        '' as measure,
+        60 as minutes,
         w.minimums_charged_60 as observed,
         0 as usual,
         w.request_count_60 as sample_count,
@@ -320,6 +331,8 @@ crowding as (
         '' as feature,
         '' as api_key_id,
         u.subject_id::text as value,
+        'user' as measure,
+        n.minutes,
         n.hits / n.calls as observed,
         coalesce(o.usual, 0) as usual,
         n.calls as sample_count,
@@ -327,14 +340,16 @@ crowding as (
     from users as u
     cross join lateral (
         select
+            w.minutes,
             greatest(w.calls, w.hits)::double precision as calls,
             w.hits::double precision as hits
         from (
             values
                 {%- for minutes in signal_windows() %}
-                (u.calls_{{ minutes }}, u.request_count_{{ minutes }}, {{ limits["calls_" ~ minutes] }}){{ "," if not loop.last }}
+                ({{ minutes }}, u.calls_{{ minutes }}, u.request_count_{{ minutes }}, {{ limits["calls_" ~ minutes] }})
+                {{- "," if not loop.last }}
                 {%- endfor %}
-        ) as w (calls, hits, enough)
+        ) as w (minutes, calls, hits, enough)
         where w.hits >= w.enough and w.hits >= {{ limits.user_share }} * w.calls
     ) as n
     cross join lateral (
@@ -384,6 +399,9 @@ strongest as (
         feature,
         api_key_id,
         value,
+        measure,
+        minutes,
+        starts_at + interval '5 minutes' as ends_at,
         round(score::numeric, 1) as score,
         case when score >= 3 * {{ limits.score }} then 'warning' else 'notice' end as severity,
         round(observed::numeric, 4) as observed,
@@ -391,48 +409,81 @@ strongest as (
         sample_count::bigint as sample_count
     from found
     where score >= {{ limits.score }}
-    order by tenant_id, starts_at, kind, feature, api_key_id, value, score desc
+    order by tenant_id, starts_at, kind, feature, api_key_id, value, found.score desc, minutes, measure
 ),
 
+-- The windows of a query end where the one that was judged ends, so that its last is that one.
 explained as (
     select
-        *,
+        tenant_id,
+        starts_at,
+        kind,
+        feature,
+        api_key_id,
+        value,
+        score,
+        severity,
+        observed,
+        usual,
+        sample_count,
         case
             when kind = 'one_user'
                 then format(
                     'select feature, api_key_id, language, model, status, count(*) as entries, sum(request_count) as requests,'
-                    ' sum(charge_amount) as charge from %I.%I where tenant_id = %L and subject_id = %L'
-                    ' and occurred_at >= timestamptz %L - interval ''55 minutes'' and occurred_at < timestamptz %L + interval ''5 minutes'''
-                    ' group by 1, 2, 3, 4, 5 order by 7 desc',
-                    'ledger', 'entries', tenant_id, value, starts_at, starts_at
+                    ' coalesce(sum(request_count) filter (where occurred_at >= timestamptz %L - interval ''%s minutes''), 0)'
+                    ' as last_%s_minutes,'
+                    ' (select sum(u.request_count) from {{ ref('fct_user_usage_5min').include(database=false) }} as u'
+                    ' where u.tenant_id = %L and u.starts_at >= timestamptz %L - interval ''%s minutes'' and u.starts_at < timestamptz %L)'
+                    ' as last_%s_minutes_of_all_users,'
+                    ' sum(charge_amount) as charge, charge_currency, sum(request_count) filter (where charge_amount is null) as unpriced'
+                    ' from %I.%I where tenant_id = %L and subject_id = %L'
+                    ' and occurred_at >= timestamptz %L - interval ''1 hour'' and occurred_at < timestamptz %L'
+                    ' group by 1, 2, 3, 4, 5, charge_currency order by 7 desc',
+                    ends_at, minutes, minutes, tenant_id, ends_at, minutes, ends_at, minutes,
+                    'ledger', 'entries', tenant_id, value, ends_at, ends_at
                 )
             else format(
-                'select date_bin(''15 minutes'', starts_at, timestamptz ''2020-01-01 00:00:00+00'') as quarter_hour, %s'
+                'select date_bin(''%s minutes'', starts_at, timestamptz %L) as window_at, %s'
                 ' from {{ ref('fct_signals_5min').include(database=false) }} where tenant_id = %L and feature = %L and api_key_id = %L'
-                ' and starts_at between timestamptz %L - interval ''6 hours'' and timestamptz %L group by %s order by 1',
-                case kind
-                    when 'errors' then 'model, sum(error_count) as errors, sum(request_count) as requests'
-                    when 'retries' then 'model, sum(retry_count) as retries, sum(request_count) as requests'
-                    when 'long_prompts'
+                ' and starts_at >= timestamptz %L - interval ''6 hours'' and starts_at < timestamptz %L'
+                ' group by window_at%s order by window_at, requests desc',
+                minutes,
+                ends_at,
+                case
+                    when kind = 'errors' then 'model, sum(error_count) as errors, sum(request_count) as requests'
+                    when kind = 'retries' then 'model, sum(retry_count) as retries, sum(request_count) as requests'
+                    when kind = 'long_prompts'
                         then 'sum(over_16k_count) as over_16k, sum(over_64k_count) as over_64k,'
                         ' sum(request_count) as requests, sum(input_tokens) as input'
-                    when 'cache'
-                        then 'sum(cache_read_128_count + cache_read_256_count + cache_read_512_count) as read_from_cache,'
-                        ' sum(cacheable_128_count + cacheable_256_count + cacheable_512_count) as cacheable, sum(cache_read_tokens) as cached,'
-                        ' sum(input_tokens) as input, sum(charge_amount) as charge'
-                    when 'language_shift' then 'language, sum(request_count) as requests, sum(charge_amount) as charge'
-                    when 'model_shift' then 'model, sum(request_count) as requests, sum(charge_amount) as charge'
-                    else 'language, model, sum(request_count) as requests, sum(charge_amount) as charge'
+                    when kind = 'cache'
+                        then format(
+                            'sum(cache_read_%1$s_count) as read_from_cache_%1$s, sum(cacheable_%1$s_count) as cacheable_%1$s,'
+                            ' sum(request_count) as requests, sum(cache_read_tokens) as cached, sum(input_tokens) as input,',
+                            substr(measure, 10)
+                        ) || ' ' || charge.columns
+                    when kind = 'language_shift' then 'language, sum(request_count) as requests, ' || charge.columns
+                    when kind = 'model_shift' then 'model, sum(request_count) as requests, ' || charge.columns
+                    else 'language, model, sum(request_count) as requests, ' || charge.columns
                 end,
-                tenant_id, feature, api_key_id, starts_at, starts_at,
+                tenant_id,
+                feature,
+                api_key_id,
+                ends_at,
+                ends_at,
                 case
-                    when kind in ('long_prompts', 'cache') then '1'
-                    when kind in ('errors', 'retries', 'language_shift', 'model_shift') then '1, 2'
-                    else '1, 2, 3'
+                    when kind in ('errors', 'retries') then ', model'
+                    when kind = 'long_prompts' then ''
+                    when kind = 'cache' then ', charge_currency'
+                    when kind = 'model_shift' then ', model, charge_currency'
+                    when kind = 'language_shift' then ', language, charge_currency'
+                    else ', language, model, charge_currency'
                 end
             )
         end as explain_sql
     from strongest
+    cross join (
+        values ('sum(charge_amount) as charge, charge_currency, sum(charge_unpriced_count) as unpriced')
+    ) as charge (columns)
 ),
 
 since as (

@@ -124,13 +124,16 @@ spikes as (
         usual as usual_hour_amount,
         peak as peak_hour_amount,
         request_count_60::bigint as hour_request_count,
+        -- Quarter hours that end where the one that was judged ends: the last is that one, and the last four are the hour.
         format(
-            'select date_bin(''15 minutes'', starts_at, timestamptz ''2020-01-01 00:00:00+00'') as quarter_hour, language, model,'
-            ' sum(request_count) as requests, sum(input_tokens) as input, sum(output_tokens) as output, sum(charge_amount) as charge'
+            'select date_bin(''15 minutes'', starts_at, timestamptz %L) as window_at, language, model,'
+            ' sum(request_count) as requests, sum(input_tokens) as input, sum(output_tokens) as output,'
+            ' sum(charge_amount) as charge, charge_currency, sum(charge_unpriced_count) as unpriced'
             ' from {{ ref('fct_signals_5min').include(database=false) }} where tenant_id = %L and feature = %L and api_key_id = %L'
-            ' and starts_at between timestamptz %L - interval ''6 hours'' and timestamptz %L'
-            ' group by 1, 2, 3 order by 1, 7 desc',
-            tenant_id, feature, api_key_id, starts_at, starts_at
+            ' and starts_at >= timestamptz %L - interval ''6 hours'' and starts_at < timestamptz %L'
+            ' group by window_at, language, model, charge_currency order by window_at, charge desc',
+            starts_at + interval '5 minutes', tenant_id, feature, api_key_id,
+            starts_at + interval '5 minutes', starts_at + interval '5 minutes'
         ) as explain_sql
     from judged
     where
