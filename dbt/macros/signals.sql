@@ -10,10 +10,17 @@ What the signals hold against history.
 
 {#
 What an hour must be above its usual amount before anybody is woken, by charge currency; the empty text is any other.
-`--vars '{signal_minimums: {USD: 20}}'` sets others.
+`--vars '{signal_minimums: {USD: 20}}'` sets others, and leaves those that it does not name.
 #}
 {% macro signal_minimums() -%}
-    {{ return(var("signal_minimums", {"USD": 5, "EUR": 5, "GBP": 5, "CHF": 5, "JPY": 750, "CNY": 35, "INR": 420, "": 5})) }}
+    {%- set minimums = {"USD": 5, "EUR": 5, "GBP": 5, "CHF": 5, "JPY": 750, "CNY": 35, "INR": 420, "": 5} -%}
+    {%- for currency, amount in var("signal_minimums", {}).items() -%}
+        {%- if not modules.re.fullmatch("([A-Z]{3})?", currency) or amount is not number or amount <= 0 -%}
+            {{ exceptions.raise_compiler_error("signal_minimums: " ~ currency ~ ": no code of a currency, or not a number above 0") }}
+        {%- endif -%}
+        {%- do minimums.update({currency: amount}) -%}
+    {%- endfor -%}
+    {{ return(minimums) }}
 {%- endmacro %}
 
 {# The minimums as rows, for a `with`. #}

@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -11,6 +12,7 @@ from psycopg.rows import dict_row
 
 from tests.conftest import CHECKOUT
 from tests.dbt.conftest import Marts
+from tests.dbt.test_project import invoke
 from tests.factories import make_event
 from tests.support import abuse
 
@@ -116,6 +118,30 @@ def assert_explained(marts: Marts) -> set[str]:
         assert of == calls, (kind, rows)
         assert hits is None or abs(hits / of - observed) < 0.0001, (kind, rows)
     return kinds
+
+
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        ('{USD: 20, SEK: 50, "": 7}', {"USD": "20", "EUR": "5", "JPY": "750", "SEK": "50", "": "7"}),
+        ("{usd: 20}", None),
+        ("{USD: 0}", None),
+    ],
+)
+def test_minimums_that_are_set_leave_the_others_as_they_are(
+    marts: Marts, tmp_path: Path, given: str, rows: dict[str, str] | None
+) -> None:
+    inline = ("compile", "--inline", "{{ signal_minimum_rows() }}", "--vars", f"{{signal_minimums: {given}}}")
+    outcome = invoke(marts.url, tmp_path, *inline)
+    assert outcome.success == (rows is not None)
+    if rows is None:
+        assert "signal_minimums" in str(outcome.exception)
+        return
+    (compiled,) = outcome.result.results
+    made = dict(
+        marts.ledger.rows(f"select charge_currency, minimum_amount::text from ({compiled.node.compiled_code}) as m")
+    )
+    assert rows.items() <= made.items()
 
 
 DAY_FIVE = START + timedelta(days=4, hours=10)
