@@ -382,7 +382,7 @@ def _results(
     said = {severity: judged.get((each.name, severity)) for severity in each.levels}
     fault = measured.fault
     if fault is None and any(one is None or one.is_broken for one in said.values()):
-        fault = "Great Expectations could not try it: the file has no such column"
+        fault = "Great Expectations could not try it; perhaps the file has no such column"
     if fault is None and measured.rows and each.sample and each.sample not in measured.rows[0]:
         fault = f"the file has no column {each.sample}"
     if fault is not None:

@@ -365,6 +365,22 @@ async def test_a_column_that_is_not_there_is_a_broken_check(ledger: Ledger, monk
     assert report.failed
 
 
+async def test_a_query_that_fails_for_great_expectations_alone_is_not_said_to_lack_a_column(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the file a second time, and may be cancelled then."""
+    await post(ledger, *some(60))
+    kept = checks._asset
+    monkeypatch.setattr(
+        checks, "_asset", lambda *which: kept(*which).replace("as unpriced_fail", "/ 0 as unpriced_fail")
+    )
+    broken = [each for each in check(ledger).results if each.outcome == "broken"]
+    assert {each.expectation for each in broken} == {each.name for each in EXPECTED.listed if each.suite == "requests"}
+    assert {each.fault for each in broken} == {
+        "Great Expectations could not try it; perhaps the file has no such column"
+    }
+
+
 # --- Too little to say ------------------------------------------------------------------------------------------------
 
 
