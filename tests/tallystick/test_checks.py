@@ -1,6 +1,7 @@
 """What arrived is checked by Great Expectations; each expectation holds on sound data, fails on planted data, and says when it broke."""
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from ledger import check_runs
 from ledger.check_runs import CheckResult
@@ -21,7 +23,8 @@ from ledger.sequences import take_sequences
 from tallystick import checks
 from tallystick.check_words import percent
 from tallystick.checks import CheckReport, ChecksMissing, NothingToCheck, run_checks
-from tallystick.expectations import BadExpectations, Expectations, read_expectations
+from tallystick.cli import app
+from tallystick.expectations import BadExpectations, Expectation, Expectations, read_expectations
 from tallystick.rollup import run_rollup
 from tallystick.scheduler import jobs
 from tallystick.settings import Settings
@@ -324,6 +327,17 @@ async def test_each_expectation_fails_on_planted_data(ledger: Ledger, dbt_home: 
     assert (result.least is not None and result.observed < result.least) or (
         result.most is not None and result.observed > result.most
     )
+
+
+@pytest.mark.parametrize("each", EXPECTED.listed, ids=lambda each: each.name)
+def test_what_to_do_names_commands_and_options_that_are_there(each: Expectation) -> None:
+    for words in re.findall(r"`tallystick ([^`]+)`", each.act):
+        command: Any = typer.main.get_command(app)
+        path, _, options = words.partition(" --")
+        for name in path.split():
+            command = command.commands[name]
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert not options or f"--{options.split()[0]}" in known, words
 
 
 def _suites() -> list[str]:
