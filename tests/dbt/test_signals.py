@@ -111,7 +111,7 @@ def assert_explained(marts: Marts) -> set[str]:
                 (read, length) = [name for name in rows[0] if name[-1].isdigit()]
                 (hits, of) = (rows[0][read], rows[0][length])
             case _:
-                # In minimums of 5.
+                # In minimums of 5 USD.
                 assert {row["charge_currency"] for row in rows} == {"USD"}
                 assert abs(sum(row["charge"] for row in rows) / 5 - observed) < 0.0001
                 (hits, of) = (None, sum(row["requests"] for row in rows))
@@ -308,3 +308,4 @@ async def test_abuse_in_measured_arrivals_is_found_and_little_else(marts: Marts)
     assert score.recall_in_time >= 0.9, score.line()
     assert score.delay(0.9) < 15, score.line()
     assert len(score.false_alarms) <= 1, score.line()
+    assert {"new_key", "one_user", "cache"} <= assert_explained(marts)

@@ -435,7 +435,8 @@ explained as (
                     ' (select sum(u.request_count) from {{ ref('fct_user_usage_5min').include(database=false) }} as u'
                     ' where u.tenant_id = %L and u.starts_at >= timestamptz %L - interval ''%s minutes'' and u.starts_at < timestamptz %L)'
                     ' as last_%s_minutes_of_all_users,'
-                    ' sum(charge_amount) as charge, charge_currency, sum(request_count) filter (where charge_amount is null) as unpriced'
+                    ' sum(charge_amount) as charge, charge_currency,'
+                    ' coalesce(sum(request_count) filter (where charge_amount is null), 0) as unpriced'
                     ' from %I.%I where tenant_id = %L and subject_id = %L'
                     ' and occurred_at >= timestamptz %L - interval ''1 hour'' and occurred_at < timestamptz %L'
                     ' group by 1, 2, 3, 4, 5, charge_currency order by 7 desc',
