@@ -93,7 +93,7 @@ _MOVED: Final = """
     with arrived as (
         select coalesce({dimension}, '') as value, sum(request_count) as requests
         from {entries} as e
-        where kind <> 'evidence'
+        where kind not in ('evidence', 'reversal')
         group by 1
     ),
 

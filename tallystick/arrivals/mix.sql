@@ -21,7 +21,7 @@ arrived as (
     cross join lateral (
         values ('feature', e.feature), ('language', e.language), ('lane', e.lane), ('model', e.model)
     ) as v (dimension, value)
-    where e.kind <> 'evidence'
+    where e.kind not in ('evidence', 'reversal')
     group by 1, 2
 ),
 

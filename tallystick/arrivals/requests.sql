@@ -3,7 +3,8 @@
 with requests as (
     select
         max(source) as source,
-        sum(request_count) as requests,
+        -- What is taken back had arrived before.
+        sum(request_count) filter (where kind <> 'reversal') as requests,
         coalesce(sum(request_count) filter (where {unpriced}), 0) > 0
         or coalesce(sum(coalesce(input_tokens, 0) + coalesce(output_tokens, 0)) filter (where {unpriced}), 0) > 0
             as is_unpriced,

@@ -6,7 +6,7 @@ with now_and_before as (
         sum(request_count) as requests,
         0::bigint as requests_before
     from {entries} as e
-    where kind <> 'evidence'
+    where kind not in ('evidence', 'reversal')
     group by 1
     union all
     select
@@ -14,7 +14,7 @@ with now_and_before as (
         0::bigint,
         sum(request_count)
     from {entries_same_hours} as e
-    where kind <> 'evidence'
+    where kind not in ('evidence', 'reversal')
     group by 1
 ),
 

@@ -16,6 +16,7 @@ import typer
 
 from ledger import check_runs
 from ledger.check_runs import CheckResult
+from ledger.corrections import Request, Reverse, Wanted, correct
 from ledger.database import connect
 from ledger.periods import ensure_partitions, ensure_periods
 from ledger.posting import Posted
@@ -505,6 +506,21 @@ async def test_numbers_that_never_came_are_said_once_they_are_not_merely_late(le
     assert found(check(ledger, "gaps")) == []
     later = check(ledger, "gaps", now=datetime.now(UTC) + timedelta(minutes=16))
     assert said(later, "gaps") == "2: events counted by a sender never came (none is expected); gateway://eu-1 (2)"
+
+
+async def test_what_is_taken_back_had_arrived_all_the_same(ledger: Ledger) -> None:
+    """Twenty arrive, and thirty of last week are reversed: as a sum there are ten fewer than none."""
+    await post_last_week(ledger, 100)
+    await post(ledger, *some(20))
+    async with await connect(ledger.database.url_for("tallystick_writer")) as writer:
+        for number in range(30):
+            wanted = Wanted(Reverse(Request("t-alpha", f"req-old-{number}")))
+            await correct(writer, wanted, actor="ada", reason="sent to the wrong tenant")
+    report = check(ledger, "silence", "volume", "unpriced")
+    assert found(report) == []
+    assert report.requests == 20
+    assert of(report, "volume").observed == Decimal("0.2")
+    assert of(report, "unpriced").outcome == "passed"
 
 
 async def test_batches_before_the_hours_are_out_of_scope(ledger: Ledger) -> None:
