@@ -337,7 +337,10 @@ def _in_amounts(
 def _amount_off(item: Item, pots: dict[tuple[str | None, str | None], Decimal]) -> Decimal:
     """Take an amount off what is left of a service month, and never more than there is."""
     assert item.amount is not None
-    matched = [what for what in pots if item.takes(*what)]
+    # In one order, whatever documents they come from: what the next item finds hangs on it.
+    matched = sorted(
+        (what for what in pots if item.takes(*what)), key=lambda what: [(name is not None, name) for name in what]
+    )
     # What was given back in the month is no room for a discount.
     rest = taken = max(min(item.amount, total(pots[what] for what in matched)), _ZERO)
     for what in matched:

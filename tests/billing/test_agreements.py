@@ -10,11 +10,12 @@ from typing import Any, Final
 import pytest
 
 from billing.agreement_files import Agreements, apply_agreements, load_agreements
-from billing.agreements import Bound, Item, fee_part
+from billing.agreements import Billed, Bound, Item, fee_part, item_lines
 from billing.credit_notes import Credited, credit_usage
 from billing.errors import AgreementRefused, CreditRefused
 from billing.issuing import Terms
 from billing.store import read_documents
+from billing.usage_lines import UsageLine
 from billing.voiding import void_invoice
 from ledger.database import Connection, connect
 from ledger.errors import ActRefused, Unknown
@@ -140,6 +141,9 @@ async def test_late_usage_counts_for_the_minimum_of_its_month(
             [] if line is None else [(line[0], Decimal(line[1]), JANUARY)]
         )
     assert january.total + february.total == max(Decimal(in_time) + Decimal(late), Decimal(50))
+    # What February moved is no other January: it would be issued as it was.
+    (again,) = (await draft(operator)).drafts
+    assert again.document.digest == january.digest
 
 
 async def test_late_usage_has_what_its_month_left_of_a_discount(priced: Ledger, operator: Connection) -> None:
@@ -184,6 +188,23 @@ async def test_a_credit_note_for_usage_leaves_the_minimum_of_its_month(
     assert made.document.total == Decimal(10)
     await priced.post(dollars("c", "1", "2026-02-10T00:00:00Z"), received_at=LATER)
     assert (await issued(operator, FEBRUARY)).total == Decimal(1)
+
+
+@pytest.mark.parametrize("order", [("chat", "search"), ("search", "chat")])
+@pytest.mark.parametrize("elsewhere", [(), ("chat",), ("search",)])
+def test_what_an_amount_is_taken_off_hangs_on_no_order_of_documents_or_lines(
+    order: tuple[str, ...], elsewhere: tuple[str, ...]
+) -> None:
+    """6 of chat and 6 of search, 5 off: they come off chat, of which 10 are the least. WRONG: off whatever is read first."""
+    lines = [
+        (UsageLine("USD", JANUARY, feature, "openai", "m-sub", "uncached_input_tokens", Decimal(6), Decimal(1), 1, Decimal(6)),
+         Decimal(6))
+        for feature in order if feature not in elsewhere
+    ]  # fmt: skip
+    billed = Billed({JANUARY: {(feature, "m-sub"): Decimal(6) for feature in elsewhere}} if elsewhere else {})
+    items = [discount(amount=Decimal(5), currency="USD"), replace(LEAST, amount=Decimal(10), feature="chat")]
+    found = {line.item_id: line.amount for line in item_lines(items, lines, JANUARY, "USD", billed)}
+    assert found == {"less-1": Decimal(-5), "least": Decimal(9)}
 
 
 async def test_discounts_take_their_share_one_after_the_other(priced: Ledger, operator: Connection) -> None:
