@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -59,6 +60,13 @@ async def commercial(operator: Connection, name: str, **given: object) -> Docume
     done = await credit_commercially(operator, "jane", name, reason="An apology", **given)  # type: ignore[arg-type]
     assert isinstance(done, Credited)
     return done.document
+
+
+def in_euros(rate: str, **given: Any) -> ExchangeRate:
+    return ExchangeRate(
+        from_currency="USD", to_currency="EUR", rate=Decimal(rate), effective_at=parse_rfc3339("2020-01-01T00:00:00Z"),
+        source_address="https://rates.example", checked_on=JANUARY, **given,
+    )  # fmt: skip
 
 
 # --- Months that owe back -----------------------------------------------------------------------------------------------
@@ -181,19 +189,12 @@ async def test_what_corrects_converted_usage_goes_by_the_rate_that_it_was_billed
 
     Once January is voided nothing bills it at 0.9, and the restated rate counts.
     """
-    rate = ExchangeRate(
-        from_currency="USD", to_currency="EUR", rate=Decimal("0.9"), effective_at=parse_rfc3339("2020-01-01T00:00:00Z"),
-        source_address="https://rates.example", checked_on=JANUARY,
-    )  # fmt: skip
+    rate = in_euros("0.9")
     await save_exchange_rates(operator, [rate], actor="jane")
     await agree(operator, invoice_currency="EUR")
     await priced.post(dollars("a", "10"), received_at=LATER)
     assert (await issued(operator)).total == Decimal("9.00")
-    again = ExchangeRate(
-        from_currency="USD", to_currency="EUR", rate=Decimal(restated), effective_at=rate.effective_at,
-        source_address=rate.source_address, checked_on=JANUARY, replaces=rate.content_hash,
-    )  # fmt: skip
-    await save_exchange_rates(operator, [again], actor="jane")
+    await save_exchange_rates(operator, [in_euros(restated, replaces=rate.content_hash)], actor="jane")
     await reverse(writer, "a")
     await close(operator, FEBRUARY)
     outcome = await issue(operator, FEBRUARY)
@@ -483,11 +484,7 @@ async def test_a_grant_in_another_currency_than_the_invoice_is_told_and_keeps_th
     priced: Ledger, operator: Connection
 ) -> None:
     """Usage of 3 USD burns a grant in dollars and is invoiced in euros. WRONG: 1.50 EUR due, and the grant burnt by nothing."""
-    rate = ExchangeRate(
-        from_currency="USD", to_currency="EUR", rate=Decimal("0.5"), effective_at=parse_rfc3339("2020-01-01T00:00:00Z"),
-        source_address="https://rates.example", checked_on=JANUARY,
-    )  # fmt: skip
-    await save_exchange_rates(operator, [rate], actor="jane")
+    await save_exchange_rates(operator, [in_euros("0.5")], actor="jane")
     await agree(operator, invoice_currency="EUR")
     name = await grant(operator, "10", feature="chat")
     await priced.post(dollars("a", "3"), dollars("b", "4", feature="search"), received_at=LATER)
