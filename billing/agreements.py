@@ -4,7 +4,7 @@ Discounts and minimums go by the service month of the usage, so late usage meets
 over all invoices does not hang on which of them bills it. Minimums are held against usage after discounts.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from decimal import Decimal
@@ -264,23 +264,15 @@ def items_beside(items: Iterable[Item], month: date, currency: str) -> list[Item
     ]
 
 
-def _matched(item: Item, usage: Sequence[tuple[UsageLine, Decimal]], counts: Callable[[date], bool]) -> list[int]:
-    return [
-        place
-        for place, (line, _) in enumerate(usage)
-        if counts(line.service_month) and item.takes(line.feature, line.model)
-    ]
-
-
 def _percent(item: Item, usage: Sequence[tuple[UsageLine, Decimal]], left: list[Decimal]) -> list[ItemLine]:
     assert item.percent is not None
     share = EXACT.multiply(item.percent, _HUNDREDTH)
     by_month: dict[date, Decimal] = {}
-    for place in _matched(item, usage, item.counts_in):
-        taken = EXACT.multiply(left[place], share)
-        left[place] = EXACT.subtract(left[place], taken)
-        month = usage[place][0].service_month
-        by_month[month] = EXACT.subtract(by_month.get(month, Decimal(0)), taken)
+    for place, (line, _) in enumerate(usage):
+        if item.counts_in(line.service_month) and item.takes(line.feature, line.model):
+            taken = EXACT.multiply(left[place], share)
+            left[place] = EXACT.subtract(left[place], taken)
+            by_month[line.service_month] = EXACT.subtract(by_month.get(line.service_month, _ZERO), taken)
     return [
         ItemLine("discount", item.item_id, item.description, month, month_after(month), None, None, by_month[month],
                  item.feature, item.model)
