@@ -13,16 +13,15 @@ from ledger import closing, registry, seals
 from ledger.database import Connection, connect
 from ledger.entries import COLUMNS
 from ledger.errors import ActRefused
-from ledger.periods import find_period, month_after, month_of
+from ledger.periods import find_period, month_after
 from ledger.registry import add_tenant
 from ledger.times import micros
 from tests.factories import make_event
-from tests.support.ledger import Ledger
+from tests.support.ledger import Ledger, this_month
 from tests.support.processes import CHECKOUT
 
 JANUARY, FEBRUARY = date(2026, 1, 1), date(2026, 2, 1)
 LATER = "2026-03-15T00:00:00Z"
-THIS_MONTH = month_of(datetime.now(UTC).date())
 
 
 def dollars(event_id: str, amount: str, at: str = "2026-01-10T00:00:00Z", **overrides: Any) -> dict[str, Any]:
@@ -72,8 +71,8 @@ async def test_a_preview_says_what_a_close_would_freeze(priced: Ledger, operator
 
 
 async def test_refusals_of_a_close_in_their_order(priced: Ledger, operator: Connection) -> None:
-    ends = f"{month_after(THIS_MONTH):%Y-%m-%d} 00:00:00Z"
-    first, nobody = THIS_MONTH, date(2031, 1, 1)
+    first, nobody = this_month(), date(2031, 1, 1)
+    ends = f"{month_after(first):%Y-%m-%d} 00:00:00Z"
     for given, rule in (
         ({"month": first, "is_early": True, "reason": " "}, "an early close needs a reason"),
         ({"month": first.replace(day=2)}, "is not the first day of a month"),
@@ -107,8 +106,9 @@ async def test_a_period_is_closed_from_its_end_on_and_not_an_instant_before(
 async def test_an_early_close_ends_the_grace_now_and_is_an_act_with_a_reason(
     priced: Ledger, operator: Connection
 ) -> None:
-    await close(operator, THIS_MONTH, is_early=True, reason="the tenant is sold")
-    found = await find_period(operator, "t-alpha", THIS_MONTH)
+    month = this_month()
+    await close(operator, month, is_early=True, reason="the tenant is sold")
+    found = await find_period(operator, "t-alpha", month)
     assert (found.state, found.close_number, found.is_sealed) == ("closed", 1, True)
     assert abs((found.grace_until - datetime.now(UTC)).total_seconds()) < 60
     assert found.grace_until < found.ends_at
@@ -116,14 +116,14 @@ async def test_an_early_close_ends_the_grace_now_and_is_an_act_with_a_reason(
         (
             "jane",
             "periods.close",
-            {"month": f"{THIS_MONTH:%Y-%m}", "tenants": ["t-alpha"], "early": ["t-alpha"]},
+            {"month": f"{month:%Y-%m}", "tenants": ["t-alpha"], "early": ["t-alpha"]},
             "the tenant is sold",
         )
     ]
     # What it uses until the month's end goes to the next one.
     now = datetime.now(UTC).isoformat()
     await priced.post(dollars("a", "1", now), received_at=now)
-    assert billed(priced) == {month_after(THIS_MONTH): Decimal(1)}
+    assert billed(priced) == {month_after(month): Decimal(1)}
 
 
 async def test_a_close_takes_one_tenant_an_entitys_tenants_or_all(priced: Ledger, operator: Connection) -> None:
@@ -328,15 +328,16 @@ async def test_a_tenant_that_comes_later_opens_the_partition_that_it_needs(
     priced: Ledger, operator: Connection
 ) -> None:
     """Everybody has closed this month early; a new tenant's usage of it is in its grace."""
-    await close(operator, THIS_MONTH, is_early=True, reason="test")
-    assert (await closing.close_partitions(operator))[0] == [THIS_MONTH]
+    month = this_month()
+    await close(operator, month, is_early=True, reason="test")
+    assert (await closing.close_partitions(operator))[0] == [month]
     now = datetime.now(UTC)
     await add_tenant(
         operator, "test", "t-new", entity_id="entity-1", time_zone="UTC", charge_currency="USD", now=micros(now),
         starts_at=micros(now) - 1,
     )  # fmt: skip
     await priced.post(dollars("a", "1", now.isoformat(), tenant_id="t-new"), received_at=now.isoformat())
-    assert billed(priced) == {THIS_MONTH: Decimal(1)}
+    assert billed(priced) == {month: Decimal(1)}
 
 
 @pytest.mark.parametrize("role", ["postgres", "tallystick_owner"])

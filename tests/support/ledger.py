@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Self
+from zoneinfo import ZoneInfo
 
 import psycopg
 
@@ -14,6 +15,7 @@ from ledger import feeds
 from ledger.database import connect
 from ledger.entries import COLUMNS
 from ledger.failpoints import Action
+from ledger.periods import month_of
 from ledger.posting import Posted
 from ledger.price_book import Body, Card
 from ledger.price_store import insert_cards
@@ -272,7 +274,12 @@ def now() -> int:
     return micros(datetime.now(UTC))
 
 
-__all__ = ["RECEIVED", "Body", "Failpoint", "Ledger", "now"]
+def this_month(time_zone: str = "UTC") -> date:
+    """The month of now where a tenant lives: at its turn, which may come while the suite runs, not everywhere the same."""
+    return month_of(datetime.now(ZoneInfo(time_zone)).date())
+
+
+__all__ = ["RECEIVED", "Body", "Failpoint", "Ledger", "now", "this_month"]
 
 
 @contextmanager

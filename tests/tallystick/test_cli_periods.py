@@ -1,16 +1,15 @@
 """Months by command: nothing is closed before it has been said what that closes."""
 
-from datetime import UTC, date, datetime
+from datetime import date
 
 import pytest
 
 from tests.billing.support import LATER, dollars
 from tests.factories import make_event
-from tests.support.ledger import Ledger
+from tests.support.ledger import Ledger, this_month
 from tests.tallystick.commands import Commands
 
 WHOSE = "say whose month it is: TENANT MONTH, or MONTH with --entity or --all"
-THIS_MONTH = f"{datetime.now(UTC):%Y-%m}"
 
 
 def test_a_close_shows_what_it_closes_and_closes_with_commit(with_tenant: Commands) -> None:
@@ -29,18 +28,19 @@ def test_a_close_shows_what_it_closes_and_closes_with_commit(with_tenant: Comman
 
 
 def test_an_early_close_needs_a_reason_and_is_undone_by_another(with_tenant: Commands) -> None:
-    words = ("period", "close", THIS_MONTH, "--entity", "entity-1")
+    month = f"{this_month('Europe/Berlin'):%Y-%m}"
+    words = ("period", "close", month, "--entity", "entity-1")
     assert "ends at" in with_tenant(*words, "--commit").line
     assert with_tenant(*words, "--early", "--commit").line == "an early close needs a --reason"
     closed = with_tenant.ok(*words, "--early", "--reason", "sold", "--commit").out
-    assert closed.endswith(f"every tenant has closed {THIS_MONTH}: its partition takes no row any more\n")
-    said = with_tenant.ok("period", "reopen", "acme", THIS_MONTH, "--reason", "not sold", "--actor", "jane").out
-    assert said.startswith(f"period {THIS_MONTH} of tenant acme is open again and takes usage until ")
-    shown = with_tenant.json("period", "show", "acme", THIS_MONTH)
+    assert closed.endswith(f"every tenant has closed {month}: its partition takes no row any more\n")
+    said = with_tenant.ok("period", "reopen", "acme", month, "--reason", "not sold", "--actor", "jane").out
+    assert said.startswith(f"period {month} of tenant acme is open again and takes usage until ")
+    shown = with_tenant.json("period", "show", "acme", month)
     assert (shown["state"], shown["close_number"], shown["is_sealed"]) == ("open", 1, False)
     assert [(each["close_number"], each["is_superseded"]) for each in shown["seals"]] == [(1, True)]
     assert shown["kept_closed_by"] == []
-    table = with_tenant.ok("period", "show", "acme", THIS_MONTH).out
+    table = with_tenant.ok("period", "show", "acme", month).out
     assert "open again" in table
     assert "superseded" in table
     acts = with_tenant.json("acts", "list", "--act", "periods")
