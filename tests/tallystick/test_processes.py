@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,15 @@ def receive(number: signal.Signals) -> None:
         time.sleep(5)
 
 
+@pytest.fixture
+def in_the_foreground() -> Iterator[None]:
+    """Jobs that a shell starts in the background ignore an interrupt from their first moment on."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_the_foreground")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_every_request_to_stop_arrives_as_an_interrupt(number):
     with pytest.raises(KeyboardInterrupt):
