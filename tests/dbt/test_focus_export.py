@@ -60,7 +60,8 @@ async def test_the_file_of_real_usage_adds_up_and_keeps_the_rules(marts: Marts, 
     async with site(marts.ledger) as here:
         file = f"/v1/documents/{document.document_id}/file"
         over_http = [
-            await here.client.get(file, params={"format": name}, headers=bearer(token)) for name in ("focus", "focus-csv")
+            await here.client.get(file, params={"format": name}, headers=bearer(token))
+            for name in ("focus", "focus-csv")
         ]
     assert over_http[0].content == to_parquet(frame)
     assert over_http[1].text == to_focus_csv(frame)

@@ -173,7 +173,9 @@ async def test_what_is_priced_as_something_else_is_so_for_the_model_that_was_ask
 async def test_a_meter_takes_the_rate_of_the_model_asked_for_that_the_ledger_would_have_taken(marts: Marts) -> None:
     """So many of each meter, at cards of each policy that name few: their amounts, and which tokens nobody can price."""
     marts.ledger.add_tenant().add_source().add_model("m-sub")
-    answers = make_card({name: Price(Decimal(1), 1) for name in METERS}, effective_at=START, is_high_price_confirmed=True)
+    answers = make_card(
+        {name: Price(Decimal(1), 1) for name in METERS}, effective_at=START, is_high_price_confirmed=True
+    )
     await marts.ledger.add_card(answers)
     few: list[dict[str, str]] = [
         {"input": "3", "output": "1000"},
@@ -273,7 +275,9 @@ async def test_attempts_that_came_after_another_are_paid_again(marts: Marts) -> 
     }
 
 
-async def test_a_continuation_pays_again_for_every_meter_that_it_reads_and_for_none_that_it_writes(marts: Marts) -> None:
+async def test_a_continuation_pays_again_for_every_meter_that_it_reads_and_for_none_that_it_writes(
+    marts: Marts,
+) -> None:
     """One of each meter at a dollar: what it thinks, calls or draws is new."""
     rates = {name: Price(Decimal(1), 1) for name in METERS}
     marts.ledger.add_tenant().add_source().add_model("m-sub")

@@ -310,7 +310,9 @@ def test_the_cookbook_that_is_asked_without_dbt_is_what_dbt_compiles(database: D
     assert len(compiled) == len(questions())
     for each in questions():
         text = compiled[each.name.replace("-", "_")]
-        assert re.sub(r'"\w+"\."marts"\."(\w+)"', r"marts.\1", text).strip() == statement(each.name, {}).strip(), each.name
+        assert re.sub(r'"\w+"\."marts"\."(\w+)"', r"marts.\1", text).strip() == statement(each.name, {}).strip(), (
+            each.name
+        )
 
 
 def test_no_init_file_hides_the_tool(manifest: Any) -> None:

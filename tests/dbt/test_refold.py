@@ -111,10 +111,14 @@ async def test_a_micro_unit_in_any_one_copy_is_found_with_its_tenant_and_time(ma
     assert signals.startswith("fct_signals_5min: tenant t-beta, from 2026-01-15 10:10 UTC, ")
     assert signals.endswith("the mart says charge_amount 2.000001, the ledger 2.000000")
     window, total = said("quotas.windows", "posted", "budget_id = 'totals-charge'")
-    assert window.startswith('budget totals-charge ["t-beta", "USD"] of tenant t-beta, window of 2026-01-01: holds 2.000001')
+    assert window.startswith(
+        'budget totals-charge ["t-beta", "USD"] of tenant t-beta, window of 2026-01-01: holds 2.000001'
+    )
     assert total == "tenant t-beta, 2026-01, USD: budget totals-charge says 2.000001, the ledger 2"
     entry = said("ledger.entries", "charge_amount", "true")
-    assert entry[0].endswith("the rows of batch 1 in 2026-01 differ from what was posted: entry 65537 of tenant t-beta was changed")
+    assert entry[0].endswith(
+        "the rows of batch 1 in 2026-01 differ from what was posted: entry 65537 of tenant t-beta was changed"
+    )
     assert {about(mart, bucket, "2", "2.000001") for mart, bucket in buckets.items()} <= set(entry)
     assert verify(marts.ledger.database.url_for("tallystick_operator")).ok
 
