@@ -513,7 +513,9 @@ async def test_in_turns_the_standing_proof_finds_a_micro_unit_in_any_hour_or_qua
     for mart in ("fct_usage_15min", "fct_usage_hourly"):
         texts = await found("t-beta", mart)
         assert len(texts) == 2
-        assert texts[0].startswith(f"{mart}: tenant t-beta, 2026-01: the mart says charge 0.000002 USD, cost 0.000003 USD, 1 ")
+        assert texts[0].startswith(
+            f"{mart}: tenant t-beta, 2026-01: the mart says charge 0.000002 USD, cost 0.000003 USD, 1 "
+        )
         assert "UTC: the mart says charge 0.000002 USD, cost 0.000003 USD" in texts[1]
         assert texts[1].startswith(f"{mart}: tenant t-beta, ")
         assert "hour 2025-12-31 23:" in texts[1]
@@ -553,6 +555,24 @@ async def test_a_mart_that_is_gone_is_made_from_the_whole_ledger(marts: Marts) -
     marts.roll_up(*FACTS)
     assert marts.ledger.value("select sum(input_tokens) from marts.fct_cost_daily") == 7
     assert holds(marts)
+
+
+async def test_a_mart_that_is_made_new_lies_in_the_order_of_its_key(marts: Marts) -> None:
+    """So what is added to a tenant's day later touches few pages, however many days there are."""
+    await set_up(marts)
+    days = (10, 14, 11, 13, 12)
+    await marts.post(
+        *(
+            make_event(f"{day}-{feature}", time=f"2026-01-{day}T10:00:00Z", feature=feature, usage=usage(7))
+            for feature in ("search", "chat", "code")
+            for day in days
+        )
+    )
+    for mart, bucket in (("fct_cost_daily", "local_date"), ("fct_usage_hourly", "starts_at")):
+        marts.rebuild(mart)
+        rows = marts.ledger.rows(f"select tenant_id, {bucket}, feature from marts.{mart} order by ctid")
+        assert len(rows) == 15
+        assert rows == sorted(rows), mart
 
 
 async def test_a_mart_that_nobody_knows_is_one_clear_line(marts: Marts) -> None:
@@ -668,7 +688,9 @@ async def test_columns_that_differ_from_the_models_are_one_clear_line(marts: Mar
     marts.roll_up(*FACTS)
     marts.ledger.superuser.execute("alter table marts.fct_cost_daily rename column entry_count to rows_count")
     await marts.post(make_event("b", usage=usage(8)))
-    with pytest.raises(RollupFailed, match=r"^rollup: fct_cost_daily: column \w+ is .*: `tallystick rollup --rebuild fct_cost_daily`$"):
+    with pytest.raises(
+        RollupFailed, match=r"^rollup: fct_cost_daily: column \w+ is .*: `tallystick rollup --rebuild fct_cost_daily`$"
+    ):
         marts.roll_up(*FACTS)
     assert marts.ledger.value("select sum(input_tokens) from marts.fct_cost_daily") == 7
     marts.rebuild("fct_cost_daily")
