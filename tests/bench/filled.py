@@ -32,9 +32,10 @@ async def post_events(made: World, database: Database, packs: list[bytes], feed:
 
 
 async def post_entries(made: World, entries: int = POSTED) -> None:
-    """Fill a world by posting; half of the requests are reported twice."""
+    """Fill a world by posting usage of an hour ago; half of the requests are reported twice."""
     for at in range(0, entries, _AT_ONCE):
-        await post_events(made, made.ledger.database, made.packs(min(_AT_ONCE, entries - at), second_percent=50))
+        packs = made.packs(min(_AT_ONCE, entries - at), second_percent=50, hours_ago=1)
+        await post_events(made, made.ledger.database, packs)
     made.ledger.superuser.execute("vacuum analyze")
 
 

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
@@ -37,14 +37,14 @@ class World:
         self.reserved: list[tuple[str, str]] = []
 
     def packs(
-        self, events: int, *, second_percent: int = 0, is_reserved: bool = False, pack: int = PACK
+        self, events: int, *, second_percent: int = 0, is_reserved: bool = False, pack: int = PACK, hours_ago: int = 0
     ) -> list[bytes]:
         """Return messages with new events: gateway reports of small calls, after so many of a hundred the node's as well.
 
         With `is_reserved` each call names a reservation, of which `reserved` lists those of these messages.
         """
         self.reserved = []
-        now = datetime.now(UTC)
+        now = datetime.now(UTC) - timedelta(hours=hours_ago)
         found: list[str] = []
         while len(found) < events:
             number = self._number
