@@ -1,8 +1,8 @@
 """`rollup`: 10,000 new rows beside many entries, against beside few; and against an upsert that somebody wrote by hand.
 
 All marts are made beforehand, once: in a database that is given those that are there stay. Before each timed run the same number
-of new events is posted, of the hour that runs, in which nothing else of the ledger lies: what a node's hour costs hangs on all requests
-of that hour. The run is `run_rollup` of a process that stays, from its first question to the last commit. The
+of new events is posted, of the hour that runs, in which nothing else of the ledger lies (of a database that is given, what it has):
+what a node's hour costs hangs on all requests of that hour. The run is `run_rollup` of a process that stays, from its first question to the last commit. The
 hand-written upsert does what the usage marts do, one statement and one watermark each, in one connection and without dbt; it is
 timed against a run of those marts alone. `ENTRIES=` is the size of the large ledger; with `DATABASE=` it is one that `tallystick
 generate` filled. `SELECT=` names marts as dbt does, such as `path:models/marts/billing`, where it should not be all.

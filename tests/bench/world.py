@@ -41,7 +41,8 @@ class World:
     ) -> list[bytes]:
         """Return messages with new events: gateway reports of small calls, after so many of a hundred the node's as well.
 
-        With `is_reserved` each call names a reservation, of which `reserved` lists those of these messages.
+        With `is_reserved` each call names a reservation, of which `reserved` lists those of these messages. The calls are of the
+        last minute, or of that minute `hours_ago`.
         """
         self.reserved = []
         now = datetime.now(UTC) - timedelta(hours=hours_ago)
